@@ -1,0 +1,3 @@
+"""The service that runs proxy cores for a controller. `tap.py` wires it; read that first."""
+
+__version__ = "1.0.0"

@@ -1,0 +1,465 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class TypedMessage(_message.Message):
+    __slots__ = ("type", "value")
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    type: str
+    value: bytes
+    def __init__(self, type: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+
+class Config(_message.Message):
+    __slots__ = ("inbound", "outbound", "app")
+    INBOUND_FIELD_NUMBER: _ClassVar[int]
+    OUTBOUND_FIELD_NUMBER: _ClassVar[int]
+    APP_FIELD_NUMBER: _ClassVar[int]
+    inbound: _containers.RepeatedCompositeFieldContainer[InboundHandlerConfig]
+    outbound: _containers.RepeatedCompositeFieldContainer[OutboundHandlerConfig]
+    app: _containers.RepeatedCompositeFieldContainer[TypedMessage]
+    def __init__(self, inbound: _Optional[_Iterable[_Union[InboundHandlerConfig, _Mapping]]] = ..., outbound: _Optional[_Iterable[_Union[OutboundHandlerConfig, _Mapping]]] = ..., app: _Optional[_Iterable[_Union[TypedMessage, _Mapping]]] = ...) -> None: ...
+
+class InboundHandlerConfig(_message.Message):
+    __slots__ = ("tag", "receiver_settings", "proxy_settings")
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    PROXY_SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    tag: str
+    receiver_settings: TypedMessage
+    proxy_settings: TypedMessage
+    def __init__(self, tag: _Optional[str] = ..., receiver_settings: _Optional[_Union[TypedMessage, _Mapping]] = ..., proxy_settings: _Optional[_Union[TypedMessage, _Mapping]] = ...) -> None: ...
+
+class OutboundHandlerConfig(_message.Message):
+    __slots__ = ("tag", "sender_settings", "proxy_settings")
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    SENDER_SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    PROXY_SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    tag: str
+    sender_settings: TypedMessage
+    proxy_settings: TypedMessage
+    def __init__(self, tag: _Optional[str] = ..., sender_settings: _Optional[_Union[TypedMessage, _Mapping]] = ..., proxy_settings: _Optional[_Union[TypedMessage, _Mapping]] = ...) -> None: ...
+
+class User(_message.Message):
+    __slots__ = ("level", "email", "account")
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    EMAIL_FIELD_NUMBER: _ClassVar[int]
+    ACCOUNT_FIELD_NUMBER: _ClassVar[int]
+    level: int
+    email: str
+    account: TypedMessage
+    def __init__(self, level: _Optional[int] = ..., email: _Optional[str] = ..., account: _Optional[_Union[TypedMessage, _Mapping]] = ...) -> None: ...
+
+class VlessAccount(_message.Message):
+    __slots__ = ("id", "flow")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    FLOW_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    flow: str
+    def __init__(self, id: _Optional[str] = ..., flow: _Optional[str] = ...) -> None: ...
+
+class VmessAccount(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class TrojanAccount(_message.Message):
+    __slots__ = ("password",)
+    PASSWORD_FIELD_NUMBER: _ClassVar[int]
+    password: str
+    def __init__(self, password: _Optional[str] = ...) -> None: ...
+
+class ShadowsocksAccount(_message.Message):
+    __slots__ = ("password", "cipher_type")
+    PASSWORD_FIELD_NUMBER: _ClassVar[int]
+    CIPHER_TYPE_FIELD_NUMBER: _ClassVar[int]
+    password: str
+    cipher_type: int
+    def __init__(self, password: _Optional[str] = ..., cipher_type: _Optional[int] = ...) -> None: ...
+
+class Shadowsocks2022Account(_message.Message):
+    __slots__ = ("key",)
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    def __init__(self, key: _Optional[str] = ...) -> None: ...
+
+class HysteriaAccount(_message.Message):
+    __slots__ = ("auth",)
+    AUTH_FIELD_NUMBER: _ClassVar[int]
+    auth: str
+    def __init__(self, auth: _Optional[str] = ...) -> None: ...
+
+class UsersConfig(_message.Message):
+    __slots__ = ("users",)
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    users: _containers.RepeatedCompositeFieldContainer[User]
+    def __init__(self, users: _Optional[_Iterable[_Union[User, _Mapping]]] = ...) -> None: ...
+
+class VlessInboundConfig(_message.Message):
+    __slots__ = ("users", "decryption")
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    DECRYPTION_FIELD_NUMBER: _ClassVar[int]
+    users: _containers.RepeatedCompositeFieldContainer[User]
+    decryption: str
+    def __init__(self, users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., decryption: _Optional[str] = ...) -> None: ...
+
+class Shadowsocks2022ServerConfig(_message.Message):
+    __slots__ = ("method", "key", "network")
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_FIELD_NUMBER: _ClassVar[int]
+    method: str
+    key: str
+    network: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, method: _Optional[str] = ..., key: _Optional[str] = ..., network: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Shadowsocks2022MultiUserConfig(_message.Message):
+    __slots__ = ("method", "key", "users", "network")
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_FIELD_NUMBER: _ClassVar[int]
+    method: str
+    key: str
+    users: _containers.RepeatedCompositeFieldContainer[User]
+    network: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, method: _Optional[str] = ..., key: _Optional[str] = ..., users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., network: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DokodemoConfig(_message.Message):
+    __slots__ = ("address", "port", "networks")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    NETWORKS_FIELD_NUMBER: _ClassVar[int]
+    address: IPOrDomain
+    port: int
+    networks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, address: _Optional[_Union[IPOrDomain, _Mapping]] = ..., port: _Optional[int] = ..., networks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class IPOrDomain(_message.Message):
+    __slots__ = ("ip", "domain")
+    IP_FIELD_NUMBER: _ClassVar[int]
+    DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    ip: bytes
+    domain: str
+    def __init__(self, ip: _Optional[bytes] = ..., domain: _Optional[str] = ...) -> None: ...
+
+class ReceiverConfig(_message.Message):
+    __slots__ = ("listen", "stream_settings")
+    LISTEN_FIELD_NUMBER: _ClassVar[int]
+    STREAM_SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    listen: IPOrDomain
+    stream_settings: StreamConfig
+    def __init__(self, listen: _Optional[_Union[IPOrDomain, _Mapping]] = ..., stream_settings: _Optional[_Union[StreamConfig, _Mapping]] = ...) -> None: ...
+
+class SenderConfig(_message.Message):
+    __slots__ = ("stream_settings",)
+    STREAM_SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    stream_settings: StreamConfig
+    def __init__(self, stream_settings: _Optional[_Union[StreamConfig, _Mapping]] = ...) -> None: ...
+
+class TransportConfig(_message.Message):
+    __slots__ = ("settings", "protocol_name")
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_NAME_FIELD_NUMBER: _ClassVar[int]
+    settings: TypedMessage
+    protocol_name: str
+    def __init__(self, settings: _Optional[_Union[TypedMessage, _Mapping]] = ..., protocol_name: _Optional[str] = ...) -> None: ...
+
+class StreamConfig(_message.Message):
+    __slots__ = ("transport_settings", "security_type", "security_settings", "protocol_name")
+    TRANSPORT_SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    SECURITY_TYPE_FIELD_NUMBER: _ClassVar[int]
+    SECURITY_SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_NAME_FIELD_NUMBER: _ClassVar[int]
+    transport_settings: _containers.RepeatedCompositeFieldContainer[TransportConfig]
+    security_type: str
+    security_settings: _containers.RepeatedCompositeFieldContainer[TypedMessage]
+    protocol_name: str
+    def __init__(self, transport_settings: _Optional[_Iterable[_Union[TransportConfig, _Mapping]]] = ..., security_type: _Optional[str] = ..., security_settings: _Optional[_Iterable[_Union[TypedMessage, _Mapping]]] = ..., protocol_name: _Optional[str] = ...) -> None: ...
+
+class TlsConfig(_message.Message):
+    __slots__ = ("master_key_log",)
+    MASTER_KEY_LOG_FIELD_NUMBER: _ClassVar[int]
+    master_key_log: str
+    def __init__(self, master_key_log: _Optional[str] = ...) -> None: ...
+
+class RealityConfig(_message.Message):
+    __slots__ = ("show", "master_key_log")
+    SHOW_FIELD_NUMBER: _ClassVar[int]
+    MASTER_KEY_LOG_FIELD_NUMBER: _ClassVar[int]
+    show: bool
+    master_key_log: str
+    def __init__(self, show: bool = ..., master_key_log: _Optional[str] = ...) -> None: ...
+
+class TcpConfig(_message.Message):
+    __slots__ = ("header_settings",)
+    HEADER_SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    header_settings: TypedMessage
+    def __init__(self, header_settings: _Optional[_Union[TypedMessage, _Mapping]] = ...) -> None: ...
+
+class SplitHttpConfig(_message.Message):
+    __slots__ = ("download_settings",)
+    DOWNLOAD_SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    download_settings: StreamConfig
+    def __init__(self, download_settings: _Optional[_Union[StreamConfig, _Mapping]] = ...) -> None: ...
+
+class HysteriaTransportConfig(_message.Message):
+    __slots__ = ("auth",)
+    AUTH_FIELD_NUMBER: _ClassVar[int]
+    auth: str
+    def __init__(self, auth: _Optional[str] = ...) -> None: ...
+
+class CommanderConfig(_message.Message):
+    __slots__ = ("tag", "service", "listen")
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    LISTEN_FIELD_NUMBER: _ClassVar[int]
+    tag: str
+    service: _containers.RepeatedCompositeFieldContainer[TypedMessage]
+    listen: str
+    def __init__(self, tag: _Optional[str] = ..., service: _Optional[_Iterable[_Union[TypedMessage, _Mapping]]] = ..., listen: _Optional[str] = ...) -> None: ...
+
+class Policy(_message.Message):
+    __slots__ = ("stats",)
+    class Stats(_message.Message):
+        __slots__ = ("user_uplink", "user_downlink", "user_online")
+        USER_UPLINK_FIELD_NUMBER: _ClassVar[int]
+        USER_DOWNLINK_FIELD_NUMBER: _ClassVar[int]
+        USER_ONLINE_FIELD_NUMBER: _ClassVar[int]
+        user_uplink: bool
+        user_downlink: bool
+        user_online: bool
+        def __init__(self, user_uplink: bool = ..., user_downlink: bool = ..., user_online: bool = ...) -> None: ...
+    STATS_FIELD_NUMBER: _ClassVar[int]
+    stats: Policy.Stats
+    def __init__(self, stats: _Optional[_Union[Policy.Stats, _Mapping]] = ...) -> None: ...
+
+class SystemPolicy(_message.Message):
+    __slots__ = ("stats",)
+    class Stats(_message.Message):
+        __slots__ = ("inbound_uplink", "inbound_downlink", "outbound_uplink", "outbound_downlink")
+        INBOUND_UPLINK_FIELD_NUMBER: _ClassVar[int]
+        INBOUND_DOWNLINK_FIELD_NUMBER: _ClassVar[int]
+        OUTBOUND_UPLINK_FIELD_NUMBER: _ClassVar[int]
+        OUTBOUND_DOWNLINK_FIELD_NUMBER: _ClassVar[int]
+        inbound_uplink: bool
+        inbound_downlink: bool
+        outbound_uplink: bool
+        outbound_downlink: bool
+        def __init__(self, inbound_uplink: bool = ..., inbound_downlink: bool = ..., outbound_uplink: bool = ..., outbound_downlink: bool = ...) -> None: ...
+    STATS_FIELD_NUMBER: _ClassVar[int]
+    stats: SystemPolicy.Stats
+    def __init__(self, stats: _Optional[_Union[SystemPolicy.Stats, _Mapping]] = ...) -> None: ...
+
+class PolicyConfig(_message.Message):
+    __slots__ = ("level", "system")
+    class LevelEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: Policy
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[Policy, _Mapping]] = ...) -> None: ...
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    SYSTEM_FIELD_NUMBER: _ClassVar[int]
+    level: _containers.MessageMap[int, Policy]
+    system: SystemPolicy
+    def __init__(self, level: _Optional[_Mapping[int, Policy]] = ..., system: _Optional[_Union[SystemPolicy, _Mapping]] = ...) -> None: ...
+
+class LogConfig(_message.Message):
+    __slots__ = ("error_log_type", "error_log_level", "error_log_path", "access_log_type", "access_log_path")
+    ERROR_LOG_TYPE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_LOG_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    ERROR_LOG_PATH_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_LOG_TYPE_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_LOG_PATH_FIELD_NUMBER: _ClassVar[int]
+    error_log_type: int
+    error_log_level: int
+    error_log_path: str
+    access_log_type: int
+    access_log_path: str
+    def __init__(self, error_log_type: _Optional[int] = ..., error_log_level: _Optional[int] = ..., error_log_path: _Optional[str] = ..., access_log_type: _Optional[int] = ..., access_log_path: _Optional[str] = ...) -> None: ...
+
+class RouterConfig(_message.Message):
+    __slots__ = ("rule", "balancing_rule")
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    BALANCING_RULE_FIELD_NUMBER: _ClassVar[int]
+    rule: _containers.RepeatedCompositeFieldContainer[RoutingRule]
+    balancing_rule: _containers.RepeatedCompositeFieldContainer[BalancingRule]
+    def __init__(self, rule: _Optional[_Iterable[_Union[RoutingRule, _Mapping]]] = ..., balancing_rule: _Optional[_Iterable[_Union[BalancingRule, _Mapping]]] = ...) -> None: ...
+
+class RoutingRule(_message.Message):
+    __slots__ = ("tag", "inbound_tag", "rule_tag")
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    INBOUND_TAG_FIELD_NUMBER: _ClassVar[int]
+    RULE_TAG_FIELD_NUMBER: _ClassVar[int]
+    tag: str
+    inbound_tag: _containers.RepeatedScalarFieldContainer[str]
+    rule_tag: str
+    def __init__(self, tag: _Optional[str] = ..., inbound_tag: _Optional[_Iterable[str]] = ..., rule_tag: _Optional[str] = ...) -> None: ...
+
+class BalancingRule(_message.Message):
+    __slots__ = ("tag", "outbound_selector")
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    OUTBOUND_SELECTOR_FIELD_NUMBER: _ClassVar[int]
+    tag: str
+    outbound_selector: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, tag: _Optional[str] = ..., outbound_selector: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Cidr(_message.Message):
+    __slots__ = ("ip", "prefix")
+    IP_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    ip: bytes
+    prefix: int
+    def __init__(self, ip: _Optional[bytes] = ..., prefix: _Optional[int] = ...) -> None: ...
+
+class GeoIp(_message.Message):
+    __slots__ = ("country_code", "cidr")
+    COUNTRY_CODE_FIELD_NUMBER: _ClassVar[int]
+    CIDR_FIELD_NUMBER: _ClassVar[int]
+    country_code: str
+    cidr: _containers.RepeatedCompositeFieldContainer[Cidr]
+    def __init__(self, country_code: _Optional[str] = ..., cidr: _Optional[_Iterable[_Union[Cidr, _Mapping]]] = ...) -> None: ...
+
+class GeoIpList(_message.Message):
+    __slots__ = ("entry",)
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    entry: _containers.RepeatedCompositeFieldContainer[GeoIp]
+    def __init__(self, entry: _Optional[_Iterable[_Union[GeoIp, _Mapping]]] = ...) -> None: ...
+
+class AddUserOperation(_message.Message):
+    __slots__ = ("user",)
+    USER_FIELD_NUMBER: _ClassVar[int]
+    user: User
+    def __init__(self, user: _Optional[_Union[User, _Mapping]] = ...) -> None: ...
+
+class RemoveUserOperation(_message.Message):
+    __slots__ = ("email",)
+    EMAIL_FIELD_NUMBER: _ClassVar[int]
+    email: str
+    def __init__(self, email: _Optional[str] = ...) -> None: ...
+
+class AlterInboundRequest(_message.Message):
+    __slots__ = ("tag", "operation")
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    tag: str
+    operation: TypedMessage
+    def __init__(self, tag: _Optional[str] = ..., operation: _Optional[_Union[TypedMessage, _Mapping]] = ...) -> None: ...
+
+class AddInboundRequest(_message.Message):
+    __slots__ = ("inbound",)
+    INBOUND_FIELD_NUMBER: _ClassVar[int]
+    inbound: InboundHandlerConfig
+    def __init__(self, inbound: _Optional[_Union[InboundHandlerConfig, _Mapping]] = ...) -> None: ...
+
+class RemoveInboundRequest(_message.Message):
+    __slots__ = ("tag",)
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    tag: str
+    def __init__(self, tag: _Optional[str] = ...) -> None: ...
+
+class GetInboundUserRequest(_message.Message):
+    __slots__ = ("tag", "email")
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    EMAIL_FIELD_NUMBER: _ClassVar[int]
+    tag: str
+    email: str
+    def __init__(self, tag: _Optional[str] = ..., email: _Optional[str] = ...) -> None: ...
+
+class GetInboundUserResponse(_message.Message):
+    __slots__ = ("users",)
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    users: _containers.RepeatedCompositeFieldContainer[User]
+    def __init__(self, users: _Optional[_Iterable[_Union[User, _Mapping]]] = ...) -> None: ...
+
+class GetInboundUsersCountResponse(_message.Message):
+    __slots__ = ("count",)
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    def __init__(self, count: _Optional[int] = ...) -> None: ...
+
+class Nothing(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStatsRequest(_message.Message):
+    __slots__ = ("name", "reset")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RESET_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    reset: bool
+    def __init__(self, name: _Optional[str] = ..., reset: bool = ...) -> None: ...
+
+class Stat(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: int
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+
+class GetStatsResponse(_message.Message):
+    __slots__ = ("stat",)
+    STAT_FIELD_NUMBER: _ClassVar[int]
+    stat: Stat
+    def __init__(self, stat: _Optional[_Union[Stat, _Mapping]] = ...) -> None: ...
+
+class QueryStatsRequest(_message.Message):
+    __slots__ = ("pattern", "reset")
+    PATTERN_FIELD_NUMBER: _ClassVar[int]
+    RESET_FIELD_NUMBER: _ClassVar[int]
+    pattern: str
+    reset: bool
+    def __init__(self, pattern: _Optional[str] = ..., reset: bool = ...) -> None: ...
+
+class QueryStatsResponse(_message.Message):
+    __slots__ = ("stat",)
+    STAT_FIELD_NUMBER: _ClassVar[int]
+    stat: _containers.RepeatedCompositeFieldContainer[Stat]
+    def __init__(self, stat: _Optional[_Iterable[_Union[Stat, _Mapping]]] = ...) -> None: ...
+
+class SysStatsResponse(_message.Message):
+    __slots__ = ("num_goroutine", "num_gc", "alloc", "total_alloc", "sys", "mallocs", "frees", "live_objects", "pause_total_ns", "uptime")
+    NUM_GOROUTINE_FIELD_NUMBER: _ClassVar[int]
+    NUM_GC_FIELD_NUMBER: _ClassVar[int]
+    ALLOC_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_ALLOC_FIELD_NUMBER: _ClassVar[int]
+    SYS_FIELD_NUMBER: _ClassVar[int]
+    MALLOCS_FIELD_NUMBER: _ClassVar[int]
+    FREES_FIELD_NUMBER: _ClassVar[int]
+    LIVE_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_TOTAL_NS_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_FIELD_NUMBER: _ClassVar[int]
+    num_goroutine: int
+    num_gc: int
+    alloc: int
+    total_alloc: int
+    sys: int
+    mallocs: int
+    frees: int
+    live_objects: int
+    pause_total_ns: int
+    uptime: int
+    def __init__(self, num_goroutine: _Optional[int] = ..., num_gc: _Optional[int] = ..., alloc: _Optional[int] = ..., total_alloc: _Optional[int] = ..., sys: _Optional[int] = ..., mallocs: _Optional[int] = ..., frees: _Optional[int] = ..., live_objects: _Optional[int] = ..., pause_total_ns: _Optional[int] = ..., uptime: _Optional[int] = ...) -> None: ...
+
+class GetStatsOnlineIpListResponse(_message.Message):
+    __slots__ = ("name", "ips")
+    class IpsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    IPS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    ips: _containers.ScalarMap[str, int]
+    def __init__(self, name: _Optional[str] = ..., ips: _Optional[_Mapping[str, int]] = ...) -> None: ...
