@@ -1,0 +1,120 @@
+"""The asyncio thread that gRPC lives in, and the only two ways across: `run` from the reactor, `call` from asyncio.
+
+Both carry results, errors and cancellation. Nothing else in the node crosses threads or knows of asyncio's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import CancelledError as FutureCancelled
+from typing import Any, TypeVar
+
+# Before any import of grpc: its fork handlers would kill what Twisted spawns while gRPC's threads run.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+from twisted.application.service import Service
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
+from twisted.internet.interfaces import IReactorFromThreads
+from twisted.python.failure import Failure
+
+T = TypeVar("T")
+
+
+class Aio(Service):
+    """One thread with an asyncio loop, started and stopped with the service."""
+
+    name = "aio"
+
+    def __init__(self, reactor: IReactorFromThreads) -> None:
+        self._reactor = reactor
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def startService(self) -> None:
+        super().startService()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._main, args=(self._loop,), name="aio", daemon=True)
+        self._thread.start()
+
+    def stopService(self) -> None:
+        super().stopService()
+        loop, thread = self._loop, self._thread
+        self._loop = self._thread = None
+        if loop is not None and thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+
+    @staticmethod
+    def _main(loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        loop.run_forever()
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+    def run(self, coro: Coroutine[Any, Any, T]) -> Deferred[T]:
+        """Run a coroutine of asyncio's from the reactor. Cancelling the Deferred cancels the coroutine."""
+        if self._loop is None:
+            coro.close()
+            raise RuntimeError("the asyncio thread is not running")
+        future = asyncio.run_coroutine_threadsafe(coro, self._loop)
+
+        def cancel(_: Deferred[T]) -> None:
+            future.cancel()
+
+        result: Deferred[T] = Deferred(cancel)
+
+        def settle() -> None:
+            if result.called:
+                return
+            try:
+                result.callback(future.result())
+            except FutureCancelled:
+                result.errback(CancelledError())
+            except Exception:  # noqa: BLE001 - whatever it was, it is handed to whoever awaits
+                result.errback(Failure())
+
+        future.add_done_callback(lambda _: self._reactor.callFromThread(settle))
+        return result
+
+    async def call(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Call a coroutine function of the reactor's from asyncio. Cancelling the task cancels its Deferred."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        running: list[Deferred[T]] = []
+
+        def resolve(value: T | None, failure: Failure | None) -> None:
+            if future.done():
+                return
+            if failure is None:
+                future.set_result(value)  # type: ignore[arg-type]
+            elif failure.check(CancelledError):
+                future.cancel()
+            elif failure.value is not None:
+                future.set_exception(failure.value)
+
+        def back(value: T | None, failure: Failure | None) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(resolve, value, failure)
+
+        def start() -> None:
+            deferred: Deferred[T] = ensureDeferred(function(*args))  # type: ignore[arg-type]
+            running.append(deferred)
+            deferred.addCallbacks(lambda value: back(value, None), lambda failure: back(None, failure))
+
+        def stop() -> None:
+            for deferred in running:
+                deferred.cancel()
+
+        self._reactor.callFromThread(start)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._reactor.callFromThread(stop)
+            raise

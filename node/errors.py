@@ -1,0 +1,154 @@
+"""What a call can fail with: one class a kind, with its word, its HTTP and its gRPC status. The text is for people."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class NodeError(Exception):
+    """A failure that is reported to the caller as it is.
+
+    `code` is the word in REST's JSON body, `http` the status there, `grpc` the name of the status over gRPC.
+    """
+
+    code: ClassVar[str] = "internal"
+    http: ClassVar[int] = 500
+    grpc: ClassVar[str] = "INTERNAL"
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+
+class Internal(NodeError):
+    """A fault of the node itself; the log has the traceback."""
+
+
+class Unauthenticated(NodeError):
+    """The request does not carry the node's API key."""
+
+    code, http, grpc = "unauthenticated", 401, "UNAUTHENTICATED"
+
+    def __init__(self, text: str = "missing or wrong API key") -> None:
+        super().__init__(text)
+
+
+class InvalidRequest(NodeError):
+    """The body is not the message that the method takes, or says something impossible."""
+
+    code, http, grpc = "invalid_request", 400, "INVALID_ARGUMENT"
+
+
+class InvalidConfig(NodeError):
+    """The core, or the node for it, refuses the configuration; the text has the core's own reason."""
+
+    code, http, grpc = "invalid_config", 400, "INVALID_ARGUMENT"
+
+
+class UnknownPath(NodeError):
+    """No operation has this path."""
+
+    code, http, grpc = "not_found", 404, "UNIMPLEMENTED"
+
+
+class UnknownName(NodeError):
+    """No user, inbound or outbound has this name."""
+
+    code, http, grpc = "unknown_name", 404, "NOT_FOUND"
+
+
+class WrongVerb(NodeError):
+    """The path exists, with another HTTP method."""
+
+    code, http, grpc = "method_not_allowed", 405, "UNIMPLEMENTED"
+
+
+class RequestTimeout(NodeError):
+    """Headers or body did not arrive in time."""
+
+    code, http, grpc = "request_timeout", 408, "DEADLINE_EXCEEDED"
+
+
+class TooLarge(NodeError):
+    """The request is over the limit of 64 MiB."""
+
+    code, http, grpc = "too_large", 413, "RESOURCE_EXHAUSTED"
+
+
+class WrongMediaType(NodeError):
+    """A body that is not application/x-protobuf."""
+
+    code, http, grpc = "unsupported_media_type", 415, "INVALID_ARGUMENT"
+
+
+class Unsupported(NodeError):
+    """Not built, or not something that this core can do. Never answered with zeros."""
+
+    code, http, grpc = "unsupported", 501, "UNIMPLEMENTED"
+
+
+class NotInitialized(NodeError):
+    """No backend was started. Deployed controllers know this text."""
+
+    code, http, grpc = "backend_not_initialized", 500, "UNAVAILABLE"
+
+    def __init__(self) -> None:
+        super().__init__("backend not initialized")
+
+
+class NotStarted(NodeError):
+    """The core is on its way and comes by itself. Deployed controllers leave a node with this text alone."""
+
+    code, http, grpc = "core_not_started", 503, "UNAVAILABLE"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"core is not started yet: {reason}")
+
+
+class CoreFailed(NodeError):
+    """The core is down and will not come back by itself, or did not come up; the text has its last lines."""
+
+    code, http, grpc = "core_failed", 500, "UNAVAILABLE"
+
+
+class UsersRefused(NodeError):
+    """Some users could not be applied; all others were. Deployed controllers know how the text begins."""
+
+    code, http, grpc = "users_refused", 500, "INTERNAL"
+
+    LISTED = 20
+
+    def __init__(self, refused: list[tuple[str, str]]) -> None:
+        listed = "; ".join(f"{name!r}: {reason}" for name, reason in refused[: self.LISTED])
+        rest = f"; and {len(refused) - self.LISTED} more" if len(refused) > self.LISTED else ""
+        super().__init__(f"failed to update users: {listed}{rest}")
+        self.refused = refused
+
+
+class ShuttingDown(NodeError):
+    """The node is ending."""
+
+    code, http, grpc = "shutting_down", 503, "UNAVAILABLE"
+
+    def __init__(self) -> None:
+        super().__init__("the node is shutting down")
+
+
+KINDS: tuple[type[NodeError], ...] = (
+    Internal,
+    Unauthenticated,
+    InvalidRequest,
+    InvalidConfig,
+    UnknownPath,
+    UnknownName,
+    WrongVerb,
+    RequestTimeout,
+    TooLarge,
+    WrongMediaType,
+    Unsupported,
+    NotInitialized,
+    NotStarted,
+    CoreFailed,
+    UsersRefused,
+    ShuttingDown,
+)
