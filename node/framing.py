@@ -16,7 +16,7 @@ def single(body: bytes) -> Iterator[bytes]:
 
 
 def delimited(body: bytes) -> Iterator[bytes]:
-    """The body is messages, each behind its length as a varint. A length is checked against what is there, never allocated.
+    """The body is messages, each behind its length as a varint. A length is checked against what is there.
 
     Raises `InvalidRequest` for a length that is cut off, too long, or goes past the end.
     """

@@ -33,8 +33,8 @@ class Kind(Enum):
 class Method:
     """One operation.
 
-    `call` names the coroutine of `Backend` (for `Kind.FEED`, the method that opens a feed). `needs_backend` says that it
-    fails while none runs. `cut` tells how a REST body of a feed is cut into messages.
+    `call` names the coroutine of `Backend` (for `Kind.FEED`, the method that opens a feed). `needs_backend` says that
+    it fails while none runs. `cut` tells how a REST body of a feed is cut into messages.
     """
 
     name: str
