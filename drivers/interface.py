@@ -1,0 +1,131 @@
+"""What a core's driver is to the node, and what the node hands it.
+
+A new core brings: a package with a class that satisfies `Driver`, generations that satisfy `Generation`, and one line
+in `drivers.REGISTRY`. The node asks for counters, online users and logs of a *list* of generations, newest first, and
+applies users as a difference. A driver that has no live call for that answers `apply` with a new generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from twisted.internet.defer import Deferred
+
+from node.aio import Aio
+from node.logs import Log
+from node.users import Account, Accounts, Change, Refusal
+from protos.service_pb2 import BackendStatsResponse, User
+
+
+class Scope(Enum):
+    """What a traffic counter belongs to."""
+
+    USER = "user"
+    INBOUND = "inbound"
+    OUTBOUND = "outbound"
+
+
+class Counter(NamedTuple):
+    """The name of one cumulative counter of bytes. `direction` is "uplink" or "downlink"; users go by their key."""
+
+    scope: Scope
+    name: str
+    direction: str
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a driver is given: the reactor, the asyncio thread, a private directory (0700), the ring, its settings."""
+
+    reactor: Any
+    aio: Aio
+    log: Log
+    directory: Path
+    settings: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a core's process ended: its exit code, or the negative signal, and its last lines."""
+
+    code: int
+    lines: tuple[str, ...]
+
+    @property
+    def reason(self) -> str:
+        """One line for an operator."""
+        how = f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
+        return f"the core ended by itself ({how})" + (f": {self.lines[-1]}" if self.lines else "")
+
+
+class Plan(Protocol):
+    """A configuration that the core accepted, without its users: ready to be launched."""
+
+    @property
+    def tags(self) -> Sequence[str]:
+        """The managed inbounds, those whose users are the supplied ones."""
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What an operator should know about this configuration."""
+
+    def account(self, tag: str, user: User) -> Account | None:
+        """The user's account for a managed inbound; None without a credential. Pure. Raises `node.users.Unusable`."""
+
+
+class Generation(Protocol):
+    """One run of a core."""
+
+    @property
+    def alive(self) -> bool:
+        """The process runs and answered once."""
+
+    @property
+    def accounts(self) -> Mapping[str, Accounts]:
+        """Per managed inbound, what the core confirmed."""
+
+    def when_exited(self) -> Deferred[Exit]:
+        """Fires when the process is gone; a Deferred of its own for each caller."""
+
+    async def counters(self) -> Mapping[Counter, int]:
+        """All counters, cumulative since this process began. Never resets them. Raises `errors.Unsupported`."""
+
+    async def online(self, key: str) -> Mapping[str, int]:
+        """A user's addresses and when each was last seen (Unix seconds); empty when offline or unknown."""
+
+    async def backend_stats(self) -> BackendStatsResponse:
+        """The core's own run-time figures."""
+
+    async def stop(self) -> None:
+        """End the process: asked, then forced. Returns when it is gone."""
+
+
+class Driver(Protocol):
+    """A kind of core."""
+
+    @property
+    def name(self) -> str:
+        """The core's name, as in BaseInfoResponse.core_type."""
+
+    async def version(self) -> str:
+        """The version of the executable. Raises `errors.CoreFailed` with what to do if there is none."""
+
+    async def prepare(self, config: str, exclude: frozenset[str]) -> Plan:
+        """Have the core check a configuration without touching any that runs. Raises `errors.InvalidConfig`."""
+
+    async def launch(self, plan: Any, target: Mapping[str, Accounts]) -> Generation:
+        """Run a plan with these users. Returns when the core answers. Raises `errors.CoreFailed`."""
+
+    async def apply(self, generation: Any, changes: Sequence[Change]) -> tuple[Generation, list[Refusal]]:
+        """Bring changed users into force, all removals before all additions; called for one batch at a time.
+
+        Returns the generation that has them: the same where the core has a live call, a new one where the driver
+        had to start a process. What the core did not confirm is refused, by key, and not in `accounts`.
+        """
+
+    def sweep(self) -> list[int]:
+        """End the cores that an earlier node left behind on this directory; their process numbers. Blocking, brief."""

@@ -1,0 +1,223 @@
+"""A core as a child process: spawned with a clean environment, its lines split, its end awaited, never orphaned.
+
+Everything here spawns by posix_spawn (`spawnProcess` without path, uid or gid): a fork while gRPC's threads run can
+kill the child before it executes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ProcessExitedAlready
+from twisted.internet.protocol import ProcessProtocol
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from drivers import leash
+from drivers.interface import Exit
+from node.errors import CoreFailed
+
+# In the environment of every process that we spawn, with the owner's directory: how the sweep finds them.
+MARK = "TXNODE_OWNER"
+# Characters of a line that are kept; what follows up to the newline is cut.
+MAX_LINE = 64 * 1024
+# Lines of a process that are kept to say why it ended.
+LAST_LINES = 50
+TERM_SECONDS = 5.0
+
+
+class LineSplitter:
+    """Bytes in, whole lines out. Cuts lines over MAX_LINE instead of growing."""
+
+    def __init__(self) -> None:
+        self._tail = b""
+        self._cutting = False
+
+    def feed(self, data: bytes) -> list[str]:
+        head, newline, tail = data.rpartition(b"\n")
+        if not newline:
+            self._keep(tail)
+            return []
+        lines = (self._tail + head).split(b"\n")
+        if self._cutting:
+            # The kept part is a line already full; what came up to its newline is dropped.
+            lines[0] = self._tail
+        self._tail, self._cutting = b"", False
+        self._keep(tail)
+        return [line[:MAX_LINE].decode("utf-8", "replace").rstrip("\r") for line in lines]
+
+    def flush(self) -> list[str]:
+        """The last line, if it had no newline."""
+        tail, self._tail, self._cutting = self._tail, b"", False
+        return [tail.decode("utf-8", "replace")] if tail else []
+
+    def _keep(self, tail: bytes) -> None:
+        if self._cutting:
+            return
+        self._tail += tail
+        if len(self._tail) >= MAX_LINE:
+            self._tail, self._cutting = self._tail[:MAX_LINE], True
+
+
+class CoreProcess(ProcessProtocol):
+    """A running child. `on_lines` gets its output, stdout and stderr alike, a batch at a time."""
+
+    log = Logger()
+
+    def __init__(self, reactor: Any, on_lines: Callable[[list[str]], None]) -> None:
+        self._reactor = reactor
+        self._on_lines = on_lines
+        self._splitters = {1: LineSplitter(), 2: LineSplitter()}
+        self._last: deque[str] = deque(maxlen=LAST_LINES)
+        self._waiting: list[Deferred[Exit]] = []
+        self.exit: Exit | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process number while it runs."""
+        return getattr(self.transport, "pid", None)
+
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        return tuple(self._last)
+
+    def childDataReceived(self, childFD: int, data: bytes) -> None:  # noqa: N803
+        self._take(self._splitters[childFD].feed(data))
+
+    def processEnded(self, reason: Failure) -> None:
+        """The process is gone and its pipes are drained."""
+        for splitter in self._splitters.values():
+            self._take(splitter.flush())
+        killed: int | None = getattr(reason.value, "signal", None)
+        code: int | None = getattr(reason.value, "exitCode", None)
+        self.exit = Exit(-killed if killed else code or 0, self.last_lines)
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            waiter.callback(self.exit)
+
+    def when_exited(self) -> Deferred[Exit]:
+        """Fires at the end of the process; a Deferred of its own for each caller."""
+        waiter: Deferred[Exit] = Deferred(lambda gone: self._waiting.remove(gone))
+        if self.exit is not None:
+            waiter.callback(self.exit)
+        else:
+            self._waiting.append(waiter)
+        return waiter
+
+    async def stop(self) -> Exit:
+        """TERM, five seconds, KILL."""
+        self.signal(signal.SIGTERM)
+        kill = self._reactor.callLater(TERM_SECONDS, self.signal, signal.SIGKILL)
+        try:
+            return await self.when_exited()
+        finally:
+            if kill.active():
+                kill.cancel()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal; a process that is gone already is fine."""
+        if self.exit is None and self.transport is not None:
+            try:
+                self.transport.signalProcess(number.name.removeprefix("SIG"))
+            except ProcessExitedAlready:
+                self.log.debug("{pid} was gone before {signal}", pid=self.pid, signal=number.name)
+
+    def _take(self, lines: list[str]) -> None:
+        if lines:
+            self._last.extend(lines)
+            self._on_lines(lines)
+
+
+def spawn(
+    process: CoreProcess,
+    reactor: Any,
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    owner: Path,
+    files: Mapping[int, int],
+) -> None:
+    """Start `command` (an absolute path first). `files` maps the child's descriptors to ours, 0 among them."""
+    reactor.spawnProcess(
+        process,
+        command[0],
+        command,
+        env={**environment, MARK: str(owner)},
+        childFDs={**files, 1: "r", 2: "r"},
+    )
+
+
+def leashed(command: Sequence[str]) -> list[str]:
+    """The same command, ended by the kernel when this process ends."""
+    return [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command]
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that ran to its end."""
+
+    code: int
+    lines: tuple[str, ...]
+    output: bytes
+
+
+async def run(
+    reactor: Any,
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    owner: Path,
+    stdin: bytes = b"",
+    seconds: float = 30.0,
+) -> Done:
+    """Run a short command, which ends by itself. What it writes to `/dev/fd/3` is `output`. Raises `CoreFailed` after `seconds`."""
+    lines: list[str] = []
+    process = CoreProcess(reactor, lines.extend)
+    source, sink = memory_file(stdin), memory_file(b"")
+    try:
+        spawn(process, reactor, command, environment=environment, owner=owner, files={0: source, 3: sink})
+        late = reactor.callLater(seconds, process.signal, signal.SIGKILL)
+        ended = await process.when_exited()
+        if not late.active():
+            raise CoreFailed(f"{Path(command[0]).name} did not answer within {seconds:g} s")
+        late.cancel()
+        return Done(ended.code, tuple(lines), os.pread(sink, os.fstat(sink).st_size, 0))
+    finally:
+        os.close(source)
+        os.close(sink)
+
+
+def memory_file(content: bytes) -> int:
+    """A descriptor of an anonymous file, at its beginning: a child reads it without a pipe to pump or a trace on disk."""
+    descriptor = os.memfd_create("txnode", os.MFD_CLOEXEC)
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def sweep(owner: Path) -> list[int]:
+    """Kill what an earlier node with this directory left behind, and wait for it. Returns the process numbers."""
+    orphans = [process for process in psutil.process_iter() if _owner(process) == str(owner)]
+    for orphan in orphans:
+        orphan.kill()
+    psutil.wait_procs(orphans, timeout=TERM_SECONDS)
+    return [orphan.pid for orphan in orphans]
+
+
+def _owner(process: psutil.Process) -> str | None:
+    try:
+        owner = process.environ().get(MARK)
+    except (psutil.Error, OSError):
+        return None  # gone, or another user's: not ours
+    return owner if process.pid != os.getpid() else None

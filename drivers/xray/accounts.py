@@ -1,0 +1,151 @@
+"""From a user to the account that an inbound of Xray takes. Pure; the only place where accounts are built.
+
+Rules and type names: Xray-core 26.3.27 (`proxy/*/account.go`, `common/uuid/uuid.go`); what an empty or odd credential does
+there was tried on the core.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from google.protobuf.message import Message
+
+from node.users import Account, Unusable
+from protos import service_pb2, xray_pb2
+
+VISION = "xtls-rprx-vision"
+# proxy/shadowsocks/config.proto, CipherType; names as infra/conf/shadowsocks.go knows them.
+CIPHERS = {
+    "aes-128-gcm": 5,
+    "aead_aes_128_gcm": 5,
+    "aes-256-gcm": 6,
+    "aead_aes_256_gcm": 6,
+    "chacha20-poly1305": 7,
+    "aead_chacha20_poly1305": 7,
+    "chacha20-ietf-poly1305": 7,
+    "xchacha20-poly1305": 8,
+    "aead_xchacha20_poly1305": 8,
+    "xchacha20-ietf-poly1305": 8,
+}
+DEFAULT_CIPHER = "chacha20-ietf-poly1305"
+# Key bytes of the methods of Shadowsocks-2022 that have several users.
+KEY_BYTES = {"2022-blake3-aes-128-gcm": 16, "2022-blake3-aes-256-gcm": 32}
+
+
+@dataclass(frozen=True)
+class Inbound:
+    """What an account depends on besides the user.
+
+    `vision` is whether the inbound can carry Vision, `flow` what its settings prescribe for users without a flow,
+    `method` the method of a Shadowsocks inbound, where it is known.
+    """
+
+    tag: str
+    protocol: str
+    vision: bool = False
+    flow: str = ""
+    method: str = ""
+
+
+def vless(inbound: Inbound, user: service_pb2.User) -> Account | None:
+    account = user.proxies.vless
+    if not account.id:
+        return None
+    flow = account.flow or inbound.flow
+    if flow not in ("", VISION):
+        raise Unusable(f"the flow {flow!r} is unknown")
+    identity = parse_uuid(account.id)
+    packed = xray_pb2.VlessAccount(id=str(identity), flow=flow if inbound.vision else "")
+    # Xray ignores bytes 6 and 7 of a VLESS id (proxy/vless/validator.go).
+    credential = identity.bytes[:6] + identity.bytes[8:]
+    return Account(pack(user.email, "xray.proxy.vless.Account", packed), credential)
+
+
+def vmess(_: Inbound, user: service_pb2.User) -> Account | None:
+    if not user.proxies.vmess.id:
+        return None
+    identity = parse_uuid(user.proxies.vmess.id)
+    packed = xray_pb2.VmessAccount(id=str(identity))
+    return Account(pack(user.email, "xray.proxy.vmess.Account", packed), identity.bytes)
+
+
+def trojan(_: Inbound, user: service_pb2.User) -> Account | None:
+    password = user.proxies.trojan.password
+    if not password:
+        return None
+    packed = xray_pb2.TrojanAccount(password=password)
+    return Account(pack(user.email, "xray.proxy.trojan.Account", packed), password.encode())
+
+
+def shadowsocks(inbound: Inbound, user: service_pb2.User) -> Account | None:
+    account = user.proxies.shadowsocks
+    if not account.password:
+        return None
+    method = account.method or inbound.method or DEFAULT_CIPHER
+    cipher = CIPHERS.get(method.lower())
+    if cipher is None:
+        raise Unusable(f"the Shadowsocks method {method!r} is unknown")
+    packed = xray_pb2.ShadowsocksAccount(password=account.password, cipher_type=cipher)
+    credential = bytes([cipher]) + account.password.encode()
+    return Account(pack(user.email, "xray.proxy.shadowsocks.Account", packed), credential)
+
+
+def shadowsocks_2022(inbound: Inbound, user: service_pb2.User) -> Account | None:
+    password = user.proxies.shadowsocks.password
+    if not password:
+        return None
+    key = shadowsocks_2022_key(password, KEY_BYTES[inbound.method])
+    packed = xray_pb2.Shadowsocks2022Account(key=base64.b64encode(key).decode())
+    return Account(pack(user.email, "xray.proxy.shadowsocks_2022.Account", packed), key)
+
+
+def hysteria(_: Inbound, user: service_pb2.User) -> Account | None:
+    secret = user.proxies.hysteria.auth
+    if not secret:
+        return None
+    packed = xray_pb2.HysteriaAccount(auth=secret)
+    return Account(pack(user.email, "xray.proxy.hysteria.account.Account", packed), secret.encode())
+
+
+BUILDERS: dict[str, Callable[[Inbound, service_pb2.User], Account | None]] = {
+    "vless": vless,
+    "vmess": vmess,
+    "trojan": trojan,
+    "shadowsocks": shadowsocks,
+    "shadowsocks_2022": shadowsocks_2022,
+    "hysteria": hysteria,
+}
+
+
+def pack(email: str, type_name: str, account: Message) -> bytes:
+    """A serialised protocol.User: what a configuration and AlterInbound take alike."""
+    typed = xray_pb2.TypedMessage(type=type_name, value=account.SerializeToString())
+    return xray_pb2.User(email=email, account=typed).SerializeToString()
+
+
+def parse_uuid(text: str) -> uuid.UUID:
+    """A UUID as Xray reads it: 1 to 30 bytes that are none are hashed to one. Raises `Unusable`."""
+    raw = text.encode()
+    if len(raw) <= 30:
+        digest = bytearray(hashlib.sha1(bytes(16) + raw, usedforsecurity=False).digest()[:16])
+        digest[6] = digest[6] & 0x0F | 5 << 4
+        digest[8] = digest[8] & 0x3F | 2 << 6
+        return uuid.UUID(bytes=bytes(digest))
+    try:
+        return uuid.UUID(text)
+    except ValueError as fault:
+        raise Unusable("the id is not a UUID") from fault
+
+
+def shadowsocks_2022_key(password: str, size: int) -> bytes:
+    """The key that clients derive: the password if it is base64 of `size` bytes, else the first bytes of its SHA-256."""
+    try:
+        key = base64.b64decode(password, validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    return key if len(key) == size else hashlib.sha256(password.encode()).digest()[:size]

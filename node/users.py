@@ -1,0 +1,201 @@
+"""Sets of users, pure: who may use which inbound, and what has to change to get there.
+
+Users are keyed by e-mail without regard to case, as Xray does. A user is kept as the serialised message, an account as
+the bytes that a core takes: at 100,000 users objects would cost hundreds of megabytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from protos.service_pb2 import User
+
+# A driver's words for one user in one inbound, by lower-case e-mail.
+Accounts = dict[str, bytes]
+
+
+class Account(NamedTuple):
+    """A user of one inbound: what the core takes, and the credential that must be his alone there."""
+
+    packed: bytes
+    credential: bytes
+
+
+class Unusable(Exception):
+    """A user cannot be given to an inbound; the text says why."""
+
+
+# Builds a user's account for an inbound; None where he has no credential for it. Raises `Unusable`.
+AccountOf = Callable[[str, User], Account | None]
+
+
+class Refusal(NamedTuple):
+    """A user that could not be applied, by name, and why."""
+
+    email: str
+    reason: str
+
+
+class Change(NamedTuple):
+    """One user of one inbound: the account he should have, None for none."""
+
+    tag: str
+    key: str
+    packed: bytes | None
+
+
+def key_of(email: str) -> str:
+    """The key of an e-mail: each character's simple lower case, as Go's strings.ToLower has it."""
+    return email.lower() if email.isascii() else "".join(character.lower()[0] for character in email)
+
+
+def check_email(email: str) -> None:
+    """Raises `Unusable` for a name that could not be removed, listed or told apart in logs and counters."""
+    if not email:
+        raise Unusable("the e-mail is empty")
+    if not email.isprintable() or ">>>" in email:
+        raise Unusable("the e-mail has characters that cannot be told apart in counters and logs")
+
+
+class Roster:
+    """The desired users, and the accounts that follow from them.
+
+    Credentials are unique inside an inbound: of those who claim one the first in stored order has it. Who changes his
+    accounts moves to the end of that order, so the same rule holds for one change, for a whole set and after a restart.
+    """
+
+    def __init__(self, tags: Iterable[str], account_of: AccountOf) -> None:
+        self.users: dict[str, bytes] = {}
+        self.target: dict[str, Accounts] = {tag: {} for tag in tags}
+        self._account_of = account_of
+        # Per inbound: whose account each credential opens, and who waits behind him (rarely anybody).
+        self._holder: dict[str, dict[bytes, str]] = {tag: {} for tag in self.target}
+        self._waiting: dict[str, dict[bytes, dict[str, bytes]]] = {tag: {} for tag in self.target}
+        self._credential: dict[str, dict[str, bytes]] = {tag: {} for tag in self.target}
+
+    @classmethod
+    def of(cls, users: Iterable[User], tags: Iterable[str], account_of: AccountOf) -> tuple[Roster, list[Refusal]]:
+        """The roster of a whole set, and who of it could not be used. Of two entries with one e-mail the last wins."""
+        roster = cls(tags, account_of)
+        refused: list[Refusal] = []
+        for user in one_spelling(users, refused):
+            _, bad = roster.put(user)
+            refused += bad
+        return roster, refused
+
+    def put(self, user: User) -> tuple[set[tuple[str, str]], list[Refusal]]:
+        """Add, change or (with no known inbound) remove a user: the (tag, key) pairs touched, and what was refused."""
+        email = user.email
+        try:
+            check_email(email)
+        except Unusable as fault:
+            return set(), [Refusal(email, str(fault))]
+        key = key_of(email)
+        tags = [tag for tag in dict.fromkeys(user.inbounds) if tag in self.target]
+        if not tags:
+            return self.remove(key), []
+        packed = user.SerializeToString()
+        if self.users.get(key) == packed:
+            return set(), self._refusals(key, email, tags)
+        touched = self.remove(key)
+        self.users[key] = packed
+        refused = []
+        for tag in tags:
+            try:
+                account = self._account_of(tag, user)
+            except Unusable as fault:
+                refused.append(Refusal(email, f"{tag}: {fault}"))
+                continue
+            if account is not None:
+                touched.add((tag, key))
+                refused += self._claim(tag, key, email, account)
+        return touched, refused
+
+    def remove(self, key: str) -> set[tuple[str, str]]:
+        """Forget a user: the (tag, key) pairs touched, those of who now gets his credential among them."""
+        if self.users.pop(key, None) is None:
+            return set()
+        touched = set()
+        for tag in self.target:
+            touched |= self._release(tag, key)
+        return touched
+
+    def _claim(self, tag: str, key: str, email: str, account: Account) -> list[Refusal]:
+        self._credential[tag][key] = account.credential
+        holder = self._holder[tag].setdefault(account.credential, key)
+        if holder == key:
+            self.target[tag][key] = account.packed
+            return []
+        self._waiting[tag].setdefault(account.credential, {})[key] = account.packed
+        return [Refusal(email, f"{tag}: {holder!r} has the same credential")]
+
+    def _release(self, tag: str, key: str) -> set[tuple[str, str]]:
+        credential = self._credential[tag].pop(key, None)
+        if credential is None:
+            return set()
+        waiting = self._waiting[tag].get(credential, {})
+        if self._holder[tag][credential] != key:
+            del waiting[key]
+            return set()
+        del self.target[tag][key]
+        del self._holder[tag][credential]
+        touched = {(tag, key)}
+        if waiting:
+            heir = next(iter(waiting))
+            self._holder[tag][credential] = heir
+            self.target[tag][heir] = waiting.pop(heir)
+            touched.add((tag, heir))
+        return touched
+
+    def _refusals(self, key: str, email: str, tags: list[str]) -> list[Refusal]:
+        """What an unchanged user was refused: it is said again each time he is supplied."""
+        user = User.FromString(self.users[key])
+        refused = []
+        for tag in tags:
+            if key in self.target[tag]:
+                continue
+            try:
+                account = self._account_of(tag, user)
+            except Unusable as fault:
+                refused.append(Refusal(email, f"{tag}: {fault}"))
+                continue
+            if account is not None:
+                refused.append(
+                    Refusal(email, f"{tag}: {self._holder[tag][account.credential]!r} has the same credential")
+                )
+        return refused
+
+
+def one_spelling(users: Iterable[User], refused: list[Refusal]) -> Iterator[User]:
+    """One entry an e-mail, the last, where it is spelled as at first; other spellings go to `refused`."""
+    chosen: dict[str, User] = {}
+    for user in users:
+        key = key_of(user.email)
+        first = chosen.get(key)
+        if first is not None and first.email != user.email:
+            refused.append(Refusal(user.email, f"another spelling of {first.email!r}"))
+        else:
+            chosen[key] = user
+    return iter(chosen.values())
+
+
+def diff(confirmed: Mapping[str, Accounts], target: Mapping[str, Accounts]) -> list[Change]:
+    """What turns the confirmed accounts into the target. Equal accounts are not in it."""
+    changes = []
+    for tag in target:
+        have, want = confirmed.get(tag, {}), target[tag]
+        changes += [Change(tag, key, None) for key in have if key not in want]
+        changes += [Change(tag, key, packed) for key, packed in want.items() if have.get(key) != packed]
+    return changes
+
+
+def apply(changes: Iterable[Change], accounts: Mapping[str, Accounts]) -> dict[str, Accounts]:
+    """The accounts after the changes; the definition of what a change means."""
+    after = {tag: dict(have) for tag, have in accounts.items()}
+    for tag, key, packed in changes:
+        if packed is None:
+            after[tag].pop(key, None)
+        else:
+            after[tag][key] = packed
+    return after
