@@ -1,0 +1,150 @@
+"""What the machine is doing: memory, CPU and network, sampled once a second and handed out without waiting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import psutil
+from twisted.application.service import Service
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+
+_LOOPBACK = "lo"  # Linux calls it so in every network namespace
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Bytes that one network interface received and sent since it exists."""
+
+    received: int
+    sent: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One reading of the machine's counters. `at` is in seconds of a monotonic clock, the CPU times in core seconds."""
+
+    at: float
+    cpu_idle: float
+    cpu_total: float
+    cores: int
+    mem_total: int
+    mem_available: int
+    uptime: int
+    interfaces: Mapping[str, Counters]
+
+
+@dataclass(frozen=True)
+class SystemReading:
+    """SystemStatsResponse of service.proto, field by field: bytes, percent of all cores, bytes per second, seconds."""
+
+    mem_total: int
+    mem_used: int
+    cpu_cores: int
+    cpu_usage: float
+    incoming_bandwidth_speed: int
+    outgoing_bandwidth_speed: int
+    uptime: int
+
+
+def reading(before: Sample, after: Sample) -> SystemReading:
+    """What two samples say together; rates are over the time that really passed between them."""
+    elapsed = after.at - before.at
+    return SystemReading(
+        mem_total=after.mem_total,
+        mem_used=after.mem_total - after.mem_available,
+        cpu_cores=after.cores,
+        cpu_usage=cpu_usage(before, after),
+        incoming_bandwidth_speed=_speed(before, after, lambda counters: counters.received, elapsed),
+        outgoing_bandwidth_speed=_speed(before, after, lambda counters: counters.sent, elapsed),
+        uptime=after.uptime,
+    )
+
+
+def cpu_usage(before: Sample, after: Sample) -> float:
+    """Percent of all cores, 0 to 100; 0 where no time passed. The kernel's idle times may step back a little."""
+    total = after.cpu_total - before.cpu_total
+    if total <= 0:
+        return 0.0
+    idle = after.cpu_idle - before.cpu_idle
+    return min(100.0, max(0.0, 100.0 * (1.0 - idle / total)))
+
+
+def _speed(before: Sample, after: Sample, of: Callable[[Counters], int], elapsed: float) -> int:
+    """Bytes per second over all interfaces that both samples know. One whose counter was reset adds nothing, once."""
+    if elapsed <= 0:
+        return 0
+    known = after.interfaces.keys() & before.interfaces.keys()
+    moved = sum(max(0, of(after.interfaces[name]) - of(before.interfaces[name])) for name in known)
+    return round(moved / elapsed)
+
+
+def read_sample() -> Sample:
+    """Ask the kernel. Takes about a millisecond; raises OSError when it cannot be asked."""
+    cpu = psutil.cpu_times()
+    memory = psutil.virtual_memory()
+    # Guests' time is part of user's, as psutil counts it too.
+    total = sum(cpu) - cpu.guest - cpu.guest_nice
+    interfaces = psutil.net_io_counters(pernic=True, nowrap=False)
+    return Sample(
+        at=time.monotonic(),
+        cpu_idle=cpu.idle + cpu.iowait,
+        cpu_total=total,
+        cores=psutil.cpu_count() or 1,
+        mem_total=memory.total,
+        mem_available=memory.available,
+        uptime=int(time.clock_gettime(time.CLOCK_BOOTTIME)),
+        interfaces={
+            name: Counters(io.bytes_recv, io.bytes_sent) for name, io in interfaces.items() if name != _LOOPBACK
+        },
+    )
+
+
+def since_boot(sample: Sample) -> SystemReading:
+    """What one sample says alone: no speeds, and the CPU's usage since the machine started."""
+    return reading(replace(sample, cpu_idle=0.0, cpu_total=0.0), sample)
+
+
+class SystemStats(Service):
+    """Samples every `interval` seconds while it runs; `current` may be asked at any time, before that too."""
+
+    log = Logger()
+
+    def __init__(self, clock: IReactorTime, read: Callable[[], Sample] = read_sample, interval: float = 1) -> None:
+        self._read = read
+        self._interval = interval
+        self._reading = since_boot(sample := read())
+        self._last = sample
+        self._failing = False
+        self._loop = LoopingCall(self._sample)
+        self._loop.clock = clock
+
+    def startService(self) -> None:
+        super().startService()
+        self._loop.start(self._interval, now=False)
+
+    def stopService(self) -> None:
+        super().stopService()
+        self._loop.stop()
+
+    def current(self) -> SystemReading:
+        """The newest values, those of `since_boot` until there is a second sample."""
+        return self._reading
+
+    def _sample(self) -> None:
+        try:
+            sample = self._read()
+        except OSError as error:
+            self._fail(error)
+            return
+        self._failing = False
+        self._reading = reading(self._last, sample)
+        self._last = sample
+
+    def _fail(self, error: OSError) -> None:
+        if not self._failing:
+            self.log.error("cannot read the machine's counters: {reason}; the last values stand", reason=str(error))
+        self._failing = True

@@ -1,0 +1,107 @@
+"""What systemd wants to hear of a Type=notify service (sd_notify(3)), without its library."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from twisted.application.service import Service
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+
+_PATIENCE = 1.0  # seconds; systemd's queue is full only when the machine is in trouble
+
+
+@dataclass(frozen=True)
+class Notifier:
+    """Sends to systemd, or to nobody where `address` is None.
+
+    `watchdog_interval` is in seconds: the silence after which systemd restarts the service; None without a watchdog.
+    """
+
+    address: str | None
+    watchdog_interval: float | None = None
+
+    log: ClassVar[Logger] = Logger()
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Notifier:
+        """As systemd put it into the environment: NOTIFY_SOCKET (a path, or @name), WATCHDOG_USEC, WATCHDOG_PID."""
+        address = environ.get("NOTIFY_SOCKET") or None
+        if address is not None and address[0] not in "/@":
+            cls.log.warn("NOTIFY_SOCKET={address} is no unix socket: systemd hears nothing", address=address)
+            address = None
+        return cls(address, _watchdog(environ) if address else None)
+
+    def ready(self) -> None:
+        """Everything is bound and serves."""
+        self._send("READY=1")
+
+    def stopping(self) -> None:
+        """The end has begun."""
+        self._send("STOPPING=1")
+
+    def watchdog(self) -> None:
+        """The reactor is alive."""
+        self._send("WATCHDOG=1")
+
+    def status(self, text: str) -> None:
+        """One line for `systemctl status`."""
+        self._send("STATUS=" + " ".join(text.split()))
+
+    def _send(self, message: str) -> None:
+        if self.address is None:
+            return
+        name = "\0" + self.address[1:] if self.address[0] == "@" else self.address
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.settimeout(_PATIENCE)
+                sender.sendto(message.encode(), name)
+        except OSError as error:
+            self.log.error(
+                "cannot tell systemd {message} at {address}: {reason}; is NotifyAccess=main set in the unit?",
+                message=message,
+                address=self.address,
+                reason=str(error),
+            )
+
+
+def _watchdog(environ: Mapping[str, str]) -> float | None:
+    # WATCHDOG_PID names the process that is meant, which may be our parent.
+    if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None
+    microseconds = environ.get("WATCHDOG_USEC", "")
+    return int(microseconds) / 1e6 if microseconds.isdecimal() and int(microseconds) else None
+
+
+class Systemd(Service):
+    """READY=1 when the wiring says so, WATCHDOG=1 twice in each interval, STOPPING=1 at the end."""
+
+    name = "systemd"
+
+    def __init__(self, notifier: Notifier, clock: IReactorTime) -> None:
+        self._notifier = notifier
+        self._loop = LoopingCall(notifier.watchdog)
+        self._loop.clock = clock
+
+    def startService(self) -> None:
+        super().startService()
+        if self._notifier.watchdog_interval is not None:
+            # Not now: a node that stalls while it starts has not said READY=1 yet, and that has a time-out of its own.
+            self._loop.start(self._notifier.watchdog_interval / 2, now=False)
+
+    def stopService(self) -> None:
+        super().stopService()
+        self._notifier.stopping()
+        if self._loop.running:
+            self._loop.stop()
+
+    def ready(self, status: str = "") -> None:
+        """To be called after everything is bound; `status` is shown by `systemctl status`."""
+        if status:
+            self._notifier.status(status)
+        self._notifier.ready()

@@ -1,0 +1,249 @@
+"""The certificate chain and key from their two files, in the form that each server takes, reloaded without a restart.
+
+Whoever connects gets the pair that is current at that moment; open connections keep theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from OpenSSL import SSL
+from twisted.application.internet import TimerService
+from twisted.internet.interfaces import IOpenSSLServerConnectionCreator, IReactorTime
+from twisted.logger import Logger
+from zope.interface import implementer
+
+_HTTP_1_1 = b"http/1.1"
+_CURVES = ("secp256r1", "secp384r1", "secp521r1")  # gRPC's TLS library takes no others (run)
+
+PrivateKey = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey | rsa.RSAPrivateKey
+Stamp = tuple[tuple[int, ...] | None, ...]
+
+
+class BadPair(Exception):
+    """The certificate and key cannot be served. The text names the file and says what to do."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A certificate chain, the server's own first, and its key; both PEM."""
+
+    chain: bytes
+    key: bytes
+
+    def __repr__(self) -> str:
+        return "<Pair>"  # a key has no place in logs and tracebacks
+
+
+@dataclass(frozen=True, repr=False)
+class _Served:
+    """What new connections get: one value, replaced as a whole, so that gRPC's thread needs no lock to read it."""
+
+    pair: Pair
+    context: SSL.Context
+    grpc: Any
+
+
+def read_pair(cert_file: Path, key_file: Path) -> Pair:
+    """The two files, checked: PEM, unencrypted, belonging together, the server's own certificate first.
+
+    Raises BadPair.
+    """
+    chain, publics = _chain(cert_file)
+    key = _key(key_file)
+    public = _spki(key.public_key())
+    if public not in publics:
+        raise BadPair(f"{key_file} is not the key of the certificate in {cert_file}: give the two that belong together")
+    if public != publics[0]:
+        raise BadPair(
+            f"{cert_file} does not begin with the server's own certificate: put that first, the intermediates after it"
+        )
+    return Pair(chain, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+
+def _read(file: Path, setting: str) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise BadPair(
+            f"{setting}: cannot read {file}: {error.strerror}; correct the path or let the node's user read it"
+        ) from error
+
+
+def _chain(file: Path) -> tuple[bytes, list[bytes]]:
+    """The certificates without what stands around them, and the public key of each."""
+    data = _read(file, "SSL_CERT_FILE")
+    try:
+        chain = x509.load_pem_x509_certificates(data)
+        publics = [_spki(certificate.public_key()) for certificate in chain]
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise BadPair(f"{file} is not a PEM certificate chain: {error}; convert it with `openssl x509`") from error
+    return b"".join(certificate.public_bytes(Encoding.PEM) for certificate in chain), publics
+
+
+def _key(file: Path) -> PrivateKey:
+    data = _read(file, "SSL_KEY_FILE")
+    try:
+        key = load_pem_private_key(data, None)
+    except TypeError as error:
+        raise BadPair(f"{file} is encrypted: decrypt it with `openssl pkey`, the node has no passphrase") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise BadPair(f"{file} is not a PEM private key; convert it with `openssl pkey`") from error
+    odd_curve = isinstance(key, ec.EllipticCurvePrivateKey) and key.curve.name not in _CURVES
+    if odd_curve or not isinstance(key, PrivateKey):
+        raise BadPair(f"{file} is of a kind that TLS servers do not take: use EC (P-256), RSA or Ed25519")
+    return key
+
+
+def _spki(key: Any) -> bytes:
+    spki: bytes = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return spki
+
+
+def _choose(_: SSL.Connection, offered: Sequence[bytes]) -> Any:
+    """HTTP/1.1 or nothing. Deployed clients offer h2 alone and then speak HTTP/1.1: they must get a connection."""
+    return _HTTP_1_1 if _HTTP_1_1 in offered else SSL.NO_OVERLAPPING_PROTOCOLS
+
+
+class _Context(SSL.Context):
+    """A context whose choice of protocol stays ours: older Twisteds put the Site's into it at every connection."""
+
+    def set_alpn_select_callback(self, callback: Any) -> None:
+        pass
+
+    def set_alpn_protos(self, protos: Any) -> None:
+        pass
+
+
+def _context(pair: Pair, cert_file: Path) -> SSL.Context:
+    context = _Context(SSL.TLS_SERVER_METHOD)
+    context.set_min_proto_version(SSL.TLS1_2_VERSION)
+    context.set_mode(SSL.MODE_RELEASE_BUFFERS)  # log streams are idle for hours
+    SSL.Context.set_alpn_select_callback(context, _choose)
+    own, *intermediates = x509.load_pem_x509_certificates(pair.chain)
+    key = load_pem_private_key(pair.key, None)
+    assert isinstance(key, PrivateKey)
+    try:
+        context.use_certificate(own)
+        for certificate in intermediates:
+            context.add_extra_chain_cert(certificate)
+        context.use_privatekey(key)
+    except SSL.Error as error:
+        raise BadPair(f"{cert_file} is refused by OpenSSL: {error}; get a stronger certificate") from error
+    # For 1.2; those of 1.3 are all good. Last, because pyOpenSSL counts the context as used from here on.
+    context.set_cipher_list(b"ECDHE+AESGCM:ECDHE+CHACHA20")
+    return context
+
+
+def _grpc_configuration(pair: Pair) -> Any:
+    import grpc  # late: node.aio sets up the environment that gRPC reads at its import
+
+    return grpc.ssl_server_certificate_configuration([(pair.key, pair.chain)])
+
+
+class Certificates:
+    """The pair that is served, on both transports: TLS 1.2 and 1.3, the whole chain."""
+
+    log = Logger()
+
+    def __init__(self, cert_file: Path, key_file: Path) -> None:
+        self._cert_file = cert_file
+        self._key_file = key_file
+        self._seen: Stamp | None = None
+        self._served: _Served | None = None
+
+    def load(self) -> None:
+        """Read the files, now to be served. Raises BadPair, and what was served before stays."""
+        self._seen = self._stamp()  # before reading, so that a change in between is noticed later
+        pair = read_pair(self._cert_file, self._key_file)
+        self._served = _Served(pair, _context(pair, self._cert_file), _grpc_configuration(pair))
+        self._report(pair)
+
+    def reload(self) -> bool:
+        """Read the files again; False, and one error in the log, if they cannot be served: the old pair stays."""
+        try:
+            self.load()
+        except BadPair as error:
+            self.log.error("the certificate that was loaded before stays in use: {reason}", reason=str(error))
+            return False
+        return True
+
+    def changed(self) -> bool:
+        """Whether either file is another than at the last attempt to load it, be it as bad as it may."""
+        return self._stamp() != self._seen
+
+    @property
+    def current(self) -> _Served:
+        """What a new connection gets. Raises RuntimeError before the first `load`."""
+        if self._served is None:
+            raise RuntimeError("no certificate was loaded: call load() first")
+        return self._served
+
+    @property
+    def context_factory(self) -> ContextFactory:
+        """For `reactor.listenSSL`, `SSL4ServerEndpoint` and `TLSMemoryBIOFactory`."""
+        return ContextFactory(self)
+
+    def grpc_credentials(self) -> Any:
+        """`grpc.ServerCredentials` for `add_secure_port`, of `grpc.server` and `grpc.aio.server`."""
+        import grpc
+
+        # gRPC asks at every connection, on a thread of its own, hence one attribute read and nothing more.
+        return grpc.dynamic_ssl_server_credentials(self.current.grpc, lambda: self.current.grpc)
+
+    def _stamp(self) -> Stamp:
+        return tuple(_file_stamp(file) for file in (self._cert_file, self._key_file))
+
+    def _report(self, pair: Pair) -> None:
+        end = x509.load_pem_x509_certificate(pair.chain).not_valid_after_utc
+        if end > datetime.now(UTC):
+            self.log.info("serving {file}, valid until {end}", file=str(self._cert_file), end=str(end))
+        else:
+            self.log.warn("{file} expired at {end}: clients will refuse it", file=str(self._cert_file), end=str(end))
+
+
+def _file_stamp(file: Path) -> tuple[int, ...] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None  # reading it will say why
+    # ctime tells of a chmod that made the file readable.
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
+
+
+@implementer(IOpenSSLServerConnectionCreator)
+class ContextFactory:
+    """Gives every TCP connection the certificate that is current when it comes in."""
+
+    def __init__(self, certificates: Certificates) -> None:
+        self._certificates = certificates
+
+    def serverConnectionForTLS(self, tlsProtocol: object) -> SSL.Connection:  # noqa: N803 - the interface's name
+        return SSL.Connection(self._certificates.current.context, None)
+
+
+class CertificateWatch(TimerService):
+    """Looks at the files every `interval` seconds and loads them when they changed, as after a renewal."""
+
+    def __init__(self, certificates: Certificates, reactor: IReactorTime, interval: float = 10) -> None:
+        super().__init__(interval, self._look)
+        self.clock = reactor
+        self._certificates = certificates
+
+    def _look(self) -> None:
+        if self._certificates.changed():
+            self._certificates.reload()
