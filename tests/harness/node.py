@@ -1,0 +1,173 @@
+"""The real node: `twistd node` of this environment as a process, with a state, a key and a certificate of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from tests.harness import certs
+from tests.harness.core import find_xray
+from tests.harness.ports import free_port
+from tests.harness.process import Child
+from tests.harness.wait import accepts, until
+
+_ROOT = Path(__file__).parents[2]
+_TWISTD = Path(sys.executable).with_name("twistd")
+_PORTS = ("REST_PORT", "GRPC_PORT", "SERVICE_PORT")
+_READY = 20.0
+_STOP = 20.0
+
+
+class NodeProcess:
+    """A node on free ports of 127.0.0.1, started by the `with` statement; it may be stopped and started inside.
+
+    `directory` is an empty one for its files; `environment` is added to the settings (an empty value takes one away).
+    At the end of the block the node is stopped, and `AssertionError` is raised if it or any process of its own is left.
+    """
+
+    def __init__(self, directory: Path, **environment: str) -> None:
+        self.directory = directory
+        self.host = "127.0.0.1"
+        self.rest_port, self.grpc_port = free_port(), free_port()
+        self.key = str(uuid.uuid4())
+        self.certificate = certs.make(directory, ["localhost", self.host])
+        self.core = find_xray().resolve()
+        self._environment = {name: value for name, value in (self._settings() | environment).items() if value}
+        self._child: Child | None = None
+        self._seen: dict[int, psutil.Process] = {}
+
+    @property
+    def pem(self) -> str:
+        """The certificate that a controller pins."""
+        return self.certificate.certificate.read_text()
+
+    @property
+    def state(self) -> Path:
+        return self.directory / "state"
+
+    @property
+    def pid(self) -> int:
+        return self._running.pid
+
+    @property
+    def lines(self) -> list[str]:
+        """What the node has said since its last start."""
+        return self._running.lines
+
+    def start(self) -> None:
+        """Run the node and wait until its ports accept. Raises `AssertionError` with its output if they do not."""
+        argv = [str(_TWISTD), "--nodaemon", "--pidfile=", "node"]
+        self._child = Child(argv, self._environment, directory=self.directory)
+        ports = [int(self._environment[name]) for name in _PORTS if name in self._environment]
+        self._child.ready(lambda: all(map(accepts, ports)), _READY, f"the node accepts on {ports}")
+
+    def stop(self) -> int:
+        """TERM, and the exit status: -15, since twistd ends itself by the same signal after an orderly shutdown."""
+        self._look()
+        return self._running.stop(_STOP)
+
+    def kill(self) -> int:
+        """KILL, as a crash: the node cleans up nothing."""
+        self._look()
+        return self._running.kill()
+
+    def core_pids(self) -> list[int]:
+        """The node's descendants that run the core's executable by now."""
+        self._look()
+        return [pid for pid, process in self._seen.items() if _runs(process, self.core)]
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._child and self._child.running:
+                self.stop()
+        finally:
+            self._clear()
+
+    @property
+    def _running(self) -> Child:
+        assert self._child, "the node was not started"
+        return self._child
+
+    def _settings(self) -> dict[str, str]:
+        """PYTHONPATH, because it runs in a directory of its own, where no `.env` of a developer is read."""
+        return {
+            "PATH": os.defpath,
+            "HOME": str(self.directory),
+            "PYTHONPATH": str(_ROOT),
+            "PYTHONUNBUFFERED": "1",
+            "API_KEY": self.key,
+            "STATE_DIR": str(self.state),
+            "NODE_HOST": self.host,
+            "REST_PORT": str(self.rest_port),
+            "GRPC_PORT": str(self.grpc_port),
+            "SSL_CERT_FILE": str(self.certificate.certificate),
+            "SSL_KEY_FILE": str(self.certificate.key),
+            "XRAY_EXECUTABLE_PATH": str(self.core),
+        }
+
+    def _look(self) -> None:
+        """Remember every process of the node: once it has ended, nothing else leads to them."""
+        for process in _family(self._running.pid):
+            self._seen.setdefault(process.pid, process)
+
+    def _clear(self) -> None:
+        """A core may need a moment to follow its node; what is there after it is killed and reported."""
+        if self._child is None:
+            return
+        self._look()
+        try:
+            until(lambda: not self._left(), 3, "the node's processes end")
+        except AssertionError as error:
+            left = [(process.pid, process.cmdline()) for process in self._left()]
+            for process in self._left():
+                process.kill()
+            raise AssertionError(f"the node left processes behind: {left}; it said:\n{self._child.output}") from error
+
+    def _left(self) -> list[psutil.Process]:
+        return [process for process in self._seen.values() if _alive(process)]
+
+
+def _family(pid: int) -> Iterator[psutil.Process]:
+    """Descendants of the node, and whoever is in its session: orphans stay in that."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        yield from psutil.Process(pid).children(recursive=True)
+    for process in psutil.process_iter():
+        try:
+            if process.pid != pid and os.getsid(process.pid) == pid:
+                yield process
+        except ProcessLookupError:
+            continue
+
+
+def _alive(process: psutil.Process) -> bool:
+    """`is_running` compares start times too, so a pid that was used again does not count."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _runs(process: psutil.Process, executable: Path) -> bool:
+    """Asked of the kernel each time: psutil remembers what a process was before it executed the core."""
+    try:
+        return _alive(process) and Path(f"/proc/{process.pid}/exe").readlink() == executable
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -1,0 +1,54 @@
+"""Ports for tests, where no outgoing connection of this machine can sit."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import socket
+import threading
+from pathlib import Path
+
+_LOWEST = 10_000
+_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+def _candidates() -> itertools.cycle[int]:
+    """All usable ports for ever, from a random one on, so that test runs side by side rarely meet."""
+    beyond = int(_RANGE.read_text().split()[0])
+    start = random.randrange(_LOWEST, beyond)
+    return itertools.cycle([*range(start, beyond), *range(_LOWEST, start)])
+
+
+_ports = _candidates()
+_given: set[int] = set()
+_lock = threading.Lock()
+
+
+def free_port() -> int:
+    """A port that is free for TCP and UDP on every address, and that this process did not give out before.
+
+    It lies below the kernel's range for outgoing connections: a port inside it can be somebody's source port, whose
+    TIME_WAIT keeps a restarted core from binding for a minute.
+    """
+    with _lock:
+        for port in itertools.islice(_ports, 0xFFFF):
+            if port not in _given and _is_free(port):
+                _given.add(port)
+                return port
+    raise RuntimeError("no free port is left; widen the gap below net.ipv4.ip_local_port_range")
+
+
+def _is_free(port: int) -> bool:
+    return all(_binds(port, kind) for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM))
+
+
+def _binds(port: int, kind: socket.SocketKind) -> bool:
+    dual = socket.has_dualstack_ipv6()
+    with socket.socket(socket.AF_INET6 if dual else socket.AF_INET, kind) as probe:
+        if dual:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,99 @@
+"""A child process of a test: its output is kept, its end is certain."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.harness.wait import until
+
+
+class Child:
+    """Runs `argv` in its own session with exactly this environment. `lines` is what it has said on both outputs.
+
+    `stop` gives it time after TERM before it is killed; leaving the `with` block stops it.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], environment: Mapping[str, str], stdin: bytes = b"", directory: Path | None = None
+    ) -> None:
+        self.lines: list[str] = []
+        self._process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            cwd=directory,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self._feed(stdin)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def output(self) -> str:
+        """What it has said, for a failure's text."""
+        return "\n".join(self.lines)
+
+    def ready(self, condition: Callable[[], object], timeout: float, what: str) -> None:
+        """Wait for the condition. Raises `AssertionError` with the output if it is not met, or the child ends."""
+        try:
+            until(lambda: not self.running or condition(), timeout, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it said:\n{self.output}")
+        assert self.running, f"{what}: it ended with {self.wait()}; it said:\n{self.output}"
+
+    def wait(self, timeout: float = 10.0) -> int:
+        """Its exit status, below zero for a signal. Raises `subprocess.TimeoutExpired` while it runs on."""
+        status = self._process.wait(timeout)
+        self._reader.join(timeout=1)
+        return status
+
+    def stop(self, timeout: float = 10.0) -> int:
+        """TERM, and its exit status. Raises `AssertionError` if it had to be killed after `timeout` seconds."""
+        self._process.terminate()
+        try:
+            return self.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"it does not end within {timeout:g} s of TERM; it said:\n{self.output}")
+
+    def kill(self) -> int:
+        """KILL, and its exit status."""
+        self._process.kill()
+        return self.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _feed(self, stdin: bytes) -> None:
+        assert self._process.stdin
+        try:
+            self._process.stdin.write(stdin)
+            self._process.stdin.close()
+        except BrokenPipeError:
+            self.lines.append("(it did not read its standard input)")
+
+    def _read(self) -> None:
+        assert self._process.stdout
+        with self._process.stdout as stream:
+            for line in stream:
+                self.lines.append(line.decode(errors="replace").rstrip("\n"))

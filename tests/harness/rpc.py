@@ -1,0 +1,75 @@
+"""The node's gRPC interface, as a controller calls it: every method by its path, kinds from the descriptor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message_factory import GetMessageClass
+
+from protos import service_pb2
+from tests.harness.rest import Dialect, Target, credentials
+
+SERVICE = service_pb2.DESCRIPTOR.services_by_name["NodeService"]
+_LIMIT = 64 * 1024 * 1024
+_OPTIONS = [
+    ("grpc.max_send_message_length", _LIMIT),
+    ("grpc.max_receive_message_length", _LIMIT),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+class Rpc:
+    """Calls one node over a channel of its own; each method of the service is an attribute of that name.
+
+    `rpc.Start(Backend(...), timeout=5)`; client streams take an iterator, server streams return one (with `cancel`).
+    Errors are `grpc.RpcError`. `key` and `dialect` are as in `Rest`; `metadata` is added to every call.
+    """
+
+    def __init__(
+        self, node: Target, key: str | None = None, dialect: Dialect = "bearer", timeout: float = 30.0
+    ) -> None:
+        pinned = grpc.ssl_channel_credentials(node.pem.encode())
+        self.channel = grpc.secure_channel(f"{node.host}:{node.grpc_port}", pinned, _OPTIONS)
+        self._metadata = tuple(credentials(node.key if key is None else key, dialect).items())
+        self._timeout = timeout
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = SERVICE.methods_by_name.get(name)
+        if method is None:
+            raise AttributeError(f"the service has no method {name}")
+        return self._callable(method)
+
+    def close(self) -> None:
+        self.channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _callable(self, method: MethodDescriptor) -> Callable[..., Any]:
+        """A time limit unless the caller names one; none for server streams, which stay open."""
+        make = getattr(self.channel, _kind(method))
+        call = make(
+            f"/{SERVICE.full_name}/{method.name}",
+            request_serializer=GetMessageClass(method.input_type).SerializeToString,
+            response_deserializer=GetMessageClass(method.output_type).FromString,
+        )
+        limit = None if method.server_streaming else self._timeout
+
+        def invoke(request: Any, timeout: float | None = limit, **more: Any) -> Any:
+            return call(request, timeout=timeout, metadata=self._metadata, **more)
+
+        return invoke
+
+
+def _kind(method: MethodDescriptor) -> str:
+    sides = (method.client_streaming, method.server_streaming)
+    return "_".join("stream" if streaming else "unary" for streaming in sides)

@@ -1,0 +1,100 @@
+"""SOCKS5 by hand (RFC 1928), without authentication: TCP connections and UDP associations through a client core."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+from types import TracebackType
+from typing import Self
+
+_TIMEOUT = 10.0
+_CONNECT, _ASSOCIATE = 1, 3
+_IPV4, _NAME, _IPV6 = 1, 3, 4
+
+
+class SocksError(OSError):
+    """The SOCKS server refused, or does not speak SOCKS5."""
+
+
+def connect(socks_port: int, host: str, port: int, timeout: float = _TIMEOUT) -> socket.socket:
+    """A TCP connection to `host` (an address, or a name that the far end resolves) through the SOCKS port.
+
+    The core says yes before it has reached the far end: only an answer from there shows that the way is open. Every
+    wait on the socket ends after `timeout` seconds.
+    """
+    return _open(socks_port, _CONNECT, host, port, timeout)[0]
+
+
+class UdpAssociation:
+    """Sends and receives datagrams through the SOCKS port, inside its `with` block."""
+
+    def __init__(self, socks_port: int, timeout: float = _TIMEOUT) -> None:
+        self._control, relay = _open(socks_port, _ASSOCIATE, "0.0.0.0", 0, timeout)
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.settimeout(timeout)
+        self._socket.connect(relay)
+
+    def send(self, data: bytes, host: str, port: int) -> None:
+        self._socket.send(b"\0\0\0" + _address(host, port) + data)
+
+    def receive(self) -> bytes:
+        """The next datagram's payload. Raises `TimeoutError`."""
+        packet = self._socket.recv(65_535)
+        return packet[3 + _address_size(packet[3:]) :]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
+        self._control.close()
+
+
+def _open(socks_port: int, command: int, host: str, port: int, timeout: float) -> tuple[socket.socket, tuple[str, int]]:
+    """The connection, and the address that the server answers with."""
+    link = socket.create_connection(("127.0.0.1", socks_port), timeout)
+    try:
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link.sendall(b"\5\1\0")
+        if _exactly(link, 2) != b"\5\0":
+            raise SocksError("the server wants authentication")
+        link.sendall(bytes((5, command, 0)) + _address(host, port))
+        return link, _reply(link)
+    except OSError:
+        link.close()
+        raise
+
+
+def _reply(link: socket.socket) -> tuple[str, int]:
+    _, status, _, kind = _exactly(link, 4)
+    if status or kind not in (_IPV4, _IPV6):
+        raise SocksError(f"the server answers with status {status}, address type {kind}")
+    packed = _exactly(link, 4 if kind == _IPV4 else 16)
+    return str(ipaddress.ip_address(packed)), int.from_bytes(_exactly(link, 2))
+
+
+def _address(host: str, port: int) -> bytes:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        name = host.encode()
+        return bytes((_NAME, len(name))) + name + struct.pack("!H", port)
+    return bytes((_IPV4 if address.version == 4 else _IPV6,)) + address.packed + struct.pack("!H", port)
+
+
+def _address_size(packet: bytes) -> int:
+    host = {_IPV4: 4, _IPV6: 16, _NAME: 1 + packet[1]}[packet[0]]
+    return 1 + host + 2
+
+
+def _exactly(link: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = link.recv(size - len(data))
+        if not more:
+            raise SocksError("the server ended the connection")
+        data += more
+    return data
