@@ -9,32 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from twisted.internet.defer import Deferred
 
 from node.aio import Aio
+from node.ledger import Counter
 from node.logs import Log
 from node.users import Account, Accounts, Change, Refusal
 from protos.service_pb2 import BackendStatsResponse, User
-
-
-class Scope(Enum):
-    """What a traffic counter belongs to."""
-
-    USER = "user"
-    INBOUND = "inbound"
-    OUTBOUND = "outbound"
-
-
-class Counter(NamedTuple):
-    """The name of one cumulative counter of bytes. `direction` is "uplink" or "downlink"; users go by their key."""
-
-    scope: Scope
-    name: str
-    direction: str
 
 
 @dataclass(frozen=True)
@@ -114,11 +98,14 @@ class Driver(Protocol):
     async def version(self) -> str:
         """The version of the executable. Raises `errors.CoreFailed` with what to do if there is none."""
 
-    async def prepare(self, config: str, exclude: frozenset[str]) -> Plan:
-        """Have the core check a configuration without touching any that runs. Raises `errors.InvalidConfig`."""
+    async def prepare(self, config_text: str, exclude: frozenset[str]) -> Any:
+        """Have the core read a configuration, touching none that runs: a `Plan`. Raises `errors.InvalidConfig`."""
 
-    async def launch(self, plan: Any, target: Mapping[str, Accounts]) -> Generation:
-        """Run a plan with these users. Returns when the core answers. Raises `errors.CoreFailed`."""
+    async def check(self, plan: Any) -> None:
+        """The second, dearer half of the check: build everything but bind nothing. Raises `errors.InvalidConfig`."""
+
+    async def launch(self, plan: Any, target: Mapping[str, Accounts], seconds: float) -> Generation:
+        """Run a plan with these users. Returns when the core answers, within `seconds`. Raises `errors.CoreFailed`."""
 
     async def apply(self, generation: Any, changes: Sequence[Change]) -> tuple[Generation, list[Refusal]]:
         """Bring changed users into force, all removals before all additions; called for one batch at a time.

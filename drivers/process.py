@@ -179,7 +179,7 @@ async def run(
     stdin: bytes = b"",
     seconds: float = 30.0,
 ) -> Done:
-    """Run a short command, which ends by itself. What it writes to `/dev/fd/3` is `output`. Raises `CoreFailed` after `seconds`."""
+    """Run a command that ends by itself. What it writes to `/dev/fd/3` is `output`. Raises `CoreFailed` if it hangs."""
     lines: list[str] = []
     process = CoreProcess(reactor, lines.extend)
     source, sink = memory_file(stdin), memory_file(b"")
@@ -197,7 +197,7 @@ async def run(
 
 
 def memory_file(content: bytes) -> int:
-    """A descriptor of an anonymous file, at its beginning: a child reads it without a pipe to pump or a trace on disk."""
+    """A descriptor of an anonymous file, at its beginning: a child reads it without a pipe or a trace on disk."""
     descriptor = os.memfd_create("txnode", os.MFD_CLOEXEC)
     view = memoryview(content)
     while view:

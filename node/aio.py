@@ -83,6 +83,11 @@ class Aio(Service):
         future.add_done_callback(lambda _: self._reactor.callFromThread(settle))
         return result
 
+    def block(self, coro: Coroutine[Any, Any, T], seconds: float) -> T:
+        """Run a coroutine of asyncio's and wait for it: only before the reactor runs. Raises `TimeoutError`."""
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(coro, self._loop).result(seconds)
+
     async def call(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Call a coroutine function of the reactor's from asyncio. Cancelling the task cancels its Deferred."""
         loop = asyncio.get_running_loop()

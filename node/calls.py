@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError, Message
 from twisted.logger import Logger
 
 from node.auth import Dialect
-from node.errors import Internal, InvalidRequest, NodeError
+from node.errors import Internal, InvalidRequest, NodeError, Unsupported
 from node.logs import LogRing
 from node.methods import Method
 
@@ -30,6 +30,9 @@ class Backend(Protocol):
     def touch(self) -> None:
         """A controller said something: keep-alive starts anew."""
 
+    def require(self) -> None:
+        """Raises the error of a call that needs a backend, while none runs."""
+
 
 class Calls:
     """All of METHODS for the two transports."""
@@ -43,7 +46,11 @@ class Calls:
     async def unary(self, method: Method, body: bytes, dialect: Dialect) -> bytes:
         """Parse, run and serialise one request."""
         self._backend.touch()
+        if not method.built:
+            raise Unsupported(f"{method.name} is not built yet")
         request = parse(method, body)
+        if method.needs_backend:
+            self._backend.require()
         handler: Callable[[Any, Dialect], Awaitable[Message]] = getattr(self._backend, method.call)
         reply = await self._guarded(method, handler(request, dialect))
         return reply.SerializeToString()

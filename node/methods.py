@@ -34,7 +34,7 @@ class Method:
     """One operation.
 
     `call` names the coroutine of `Backend` (for `Kind.FEED`, the method that opens a feed). `needs_backend` says that
-    it fails while none runs. `cut` tells how a REST body of a feed is cut into messages.
+    it fails while none runs, `built` that the node can do it. `cut` tells how a REST body of a feed is cut.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Method:
     path: str
     needs_backend: bool = False
     kind: Kind = Kind.UNARY
+    built: bool = True
     cut: Callable[[bytes], Iterator[bytes]] = single
 
     @property
@@ -64,7 +65,7 @@ METHODS: tuple[Method, ...] = (
     Method("GetStats", "stats", ("GET",), "/stats"),
     Method("GetUserOnlineStats", "online", ("GET",), "/stats/user/online", needs_backend=True),
     Method("GetUserOnlineIpListStats", "online_ips", ("GET",), "/stats/user/online_ip", needs_backend=True),
-    Method("GetOutboundsLatency", "latency", ("GET",), "/stats/latency", needs_backend=True),
+    Method("GetOutboundsLatency", "latency", ("GET",), "/stats/latency", built=False),
     Method("SyncUser", "sync_user", ("PUT",), "/user/sync", needs_backend=True, kind=Kind.FEED),
     # POST too: the older of the deployed clients sends it.
     Method("SyncUsers", "sync_users", ("PUT", "POST"), "/users/sync", needs_backend=True),
@@ -77,10 +78,10 @@ METHODS: tuple[Method, ...] = (
         kind=Kind.FEED,
         cut=delimited,
     ),
-    Method("ListRoutingRules", "routing_rules", ("GET",), "/routing/rules", needs_backend=True),
-    Method("GetBalancerInfo", "balancer_info", ("POST",), "/routing/balancer", needs_backend=True),
-    Method("TestRoute", "test_route", ("POST",), "/routing/test", needs_backend=True),
-    Method("AddRoutingRule", "add_routing_rule", ("PUT",), "/routing/rules", needs_backend=True),
-    Method("RemoveRoutingRule", "remove_routing_rule", ("DELETE",), "/routing/rules", needs_backend=True),
-    Method("OverrideBalancerTarget", "override_balancer", ("PUT",), "/routing/balancer/override", needs_backend=True),
+    Method("ListRoutingRules", "routing_rules", ("GET",), "/routing/rules", built=False),
+    Method("GetBalancerInfo", "balancer_info", ("POST",), "/routing/balancer", built=False),
+    Method("TestRoute", "test_route", ("POST",), "/routing/test", built=False),
+    Method("AddRoutingRule", "add_routing_rule", ("PUT",), "/routing/rules", built=False),
+    Method("RemoveRoutingRule", "remove_routing_rule", ("DELETE",), "/routing/rules", built=False),
+    Method("OverrideBalancerTarget", "override_balancer", ("PUT",), "/routing/balancer/override", built=False),
 )

@@ -1,7 +1,7 @@
 """From a user to the account that an inbound of Xray takes. Pure; the only place where accounts are built.
 
-Rules and type names: Xray-core 26.3.27 (`proxy/*/account.go`, `common/uuid/uuid.go`); what an empty or odd credential does
-there was tried on the core.
+Rules and type names: Xray-core 26.3.27 (`proxy/*/account.go`, `common/uuid/uuid.go`); what an empty or odd credential
+does there was tried on the core.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def parse_uuid(text: str) -> uuid.UUID:
 
 
 def shadowsocks_2022_key(password: str, size: int) -> bytes:
-    """The key that clients derive: the password if it is base64 of `size` bytes, else the first bytes of its SHA-256."""
+    """The key that clients derive: the password if it is base64 of `size` bytes, else its SHA-256, cut."""
     try:
         key = base64.b64decode(password, validate=True)
     except (binascii.Error, ValueError):

@@ -1,0 +1,167 @@
+"""Xray's own gRPC API over its unix socket. Everything here runs in the asyncio thread.
+
+A malformed call kills the whole core (no recover handler): requests are built here only, from accounts that were built
+for the very inbound they go to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from protos import xray_pb2
+from protos.xray_pb2 import TypedMessage
+
+HANDLER = "/xray.app.proxyman.command.HandlerService/"
+STATS = "/xray.app.stats.command.StatsService/"
+# More in flight gain nothing, measured.
+IN_FLIGHT = 64
+# Seconds.
+USER_DEADLINE = 5.0
+BULK_DEADLINE = 10.0
+# The core's own limit for a request is 4 MiB and cannot be set.
+MAX_REQUEST = 4 * 1024 * 1024 - 64 * 1024
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    # A core that is starting is asked again at once, not after gRPC's second.
+    ("grpc.initial_reconnect_backoff_ms", 20),
+    ("grpc.min_reconnect_backoff_ms", 20),
+    ("grpc.max_reconnect_backoff_ms", 200),
+]
+
+
+class ApiFailed(Exception):
+    """A call that the core refused or did not answer; the text is the core's."""
+
+    def __init__(self, call: str, fault: grpc.aio.AioRpcError) -> None:
+        super().__init__(fault.details() or fault.code().name)
+        self.call = call
+        self.code: grpc.StatusCode = fault.code()
+
+
+class Operation(NamedTuple):
+    """One AlterInbound: `packed` is a serialised protocol.User to add, or None to remove `email`."""
+
+    tag: str
+    email: str
+    packed: bytes | None
+
+
+class Api:
+    """A channel to one run of the core."""
+
+    def __init__(self, socket: str) -> None:
+        self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_OPTIONS)
+        self._calls: dict[str, Callable[..., Awaitable[Any]]] = {}
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def ready(self, seconds: float) -> xray_pb2.SysStatsResponse | None:
+        """Ask whether the core answers yet: its figures, or None. Once it answers all inbounds are bound."""
+        try:
+            return await self.sys_stats(seconds)
+        except ApiFailed:
+            return None
+
+    async def sys_stats(self, seconds: float = USER_DEADLINE) -> xray_pb2.SysStatsResponse:
+        path = STATS + "GetSysStats"
+        reply: xray_pb2.SysStatsResponse
+        reply = await self._call(path, xray_pb2.Nothing(), xray_pb2.SysStatsResponse, seconds)
+        return reply
+
+    async def counters(self) -> xray_pb2.QueryStatsResponse:
+        """All counters. Never with reset: a lost reply would lose what it carried."""
+        request = xray_pb2.QueryStatsRequest(pattern="", reset=False)
+        reply: xray_pb2.QueryStatsResponse
+        reply = await self._call(STATS + "QueryStats", request, xray_pb2.QueryStatsResponse, BULK_DEADLINE)
+        return reply
+
+    async def online_ips(self, email: str) -> dict[str, int]:
+        """A user's addresses and when each was last seen; empty where the core has no such map (offline, unknown)."""
+        request = xray_pb2.GetStatsRequest(name=f"user>>>{email}>>>online")
+        try:
+            reply = await self._call(STATS + "GetStatsOnlineIpList", request, xray_pb2.GetStatsOnlineIpListResponse)
+        except ApiFailed as fault:
+            if fault.code is grpc.StatusCode.NOT_FOUND or "not found" in str(fault):
+                return {}
+            raise
+        return dict(reply.ips)
+
+    async def alter(self, operations: Sequence[Operation]) -> list[str | None]:
+        """Run these in parallel: for each None, or why the core refused it. What is in force already is fine."""
+        turn = asyncio.Semaphore(IN_FLIGHT)
+
+        async def one(operation: Operation) -> str | None:
+            async with turn:
+                return await self._alter(operation)
+
+        return await asyncio.gather(*map(one, operations))
+
+    async def replace_inbound(self, handler: xray_pb2.InboundHandlerConfig) -> None:
+        """Take an inbound out, if it is there, and put it back with other users. Raises `ApiFailed`."""
+        remove = xray_pb2.RemoveInboundRequest(tag=handler.tag)
+        try:
+            await self._call(HANDLER + "RemoveInbound", remove, xray_pb2.Nothing, BULK_DEADLINE)
+        except ApiFailed as fault:
+            # Its answer for a tag that is not there (app/proxyman/inbound).
+            if "not enough information for making a decision" not in str(fault):
+                raise
+        add = xray_pb2.AddInboundRequest(inbound=handler)
+        await self._call(HANDLER + "AddInbound", add, xray_pb2.Nothing, BULK_DEADLINE)
+
+    async def _alter(self, operation: Operation) -> str | None:
+        try:
+            await self._call(HANDLER + "AlterInbound", _request(operation), xray_pb2.Nothing)
+        except ApiFailed as fault:
+            text = str(fault)
+            if operation.packed is None and text.endswith("not found."):
+                return None
+            if operation.packed is not None and text.endswith("already exists."):
+                return await self._alter_again(operation)
+            return text
+        return None
+
+    async def _alter_again(self, operation: Operation) -> str | None:
+        """The core has somebody of that name whom we did not know of: ours takes his place."""
+        try:
+            await self._call(HANDLER + "AlterInbound", _request(operation._replace(packed=None)), xray_pb2.Nothing)
+            await self._call(HANDLER + "AlterInbound", _request(operation), xray_pb2.Nothing)
+        except ApiFailed as fault:
+            return str(fault)
+        return None
+
+    async def _call(self, path: str, request: Message, reply: type[Any], seconds: float = USER_DEADLINE) -> Any:
+        call = self._calls.get(path)
+        if call is None:
+            call = self._channel.unary_unary(path, _serialize, reply.FromString)
+            self._calls[path] = call
+        try:
+            return await call(request, timeout=seconds)
+        except grpc.aio.AioRpcError as fault:
+            raise ApiFailed(path, fault) from fault
+
+
+def _request(operation: Operation) -> xray_pb2.AlterInboundRequest:
+    return xray_pb2.AlterInboundRequest(tag=operation.tag, operation=_typed(operation))
+
+
+def _typed(operation: Operation) -> TypedMessage:
+    if operation.packed is None:
+        remove = xray_pb2.RemoveUserOperation(email=operation.email)
+        return TypedMessage(type="xray.app.proxyman.command.RemoveUserOperation", value=remove.SerializeToString())
+    add = xray_pb2.AddUserOperation(user=xray_pb2.User.FromString(operation.packed))
+    return TypedMessage(type="xray.app.proxyman.command.AddUserOperation", value=add.SerializeToString())
+
+
+def _serialize(message: Message) -> bytes:
+    return message.SerializeToString()

@@ -1,0 +1,279 @@
+"""What the node adds to a controller's configuration and what it takes over. Pure: core.Config in, core.Config out.
+
+The controller's text was converted by the core itself (`xray convert pb`), so all names here are canonical and nothing
+that is not named here is touched: unknown fields stay as they came. Type names and numbers: Xray-core 26.3.27.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from drivers.xray import streams
+from drivers.xray.accounts import BUILDERS, KEY_BYTES, Inbound
+from drivers.xray.text import Hints, hints
+from node.errors import InvalidConfig
+from node.users import Account, Accounts
+from protos import service_pb2, xray_pb2
+from protos.xray_pb2 import Config, InboundHandlerConfig, OutboundHandlerConfig, TypedMessage
+
+M = TypeVar("M", bound=Message)
+
+COMMANDER = "xray.app.commander.Config"
+METRICS = "xray.app.metrics.Config"
+STATS = "xray.app.stats.Config"
+POLICY = "xray.app.policy.Config"
+ROUTER = "xray.app.router.Config"
+LOG = "xray.app.log.Config"
+BLACKHOLE = "xray.proxy.blackhole.Config"
+DOKODEMO = "xray.proxy.dokodemo.Config"
+SHADOWSOCKS_2022 = "xray.proxy.shadowsocks_2022.MultiUserServerConfig"
+SHADOWSOCKS_2022_SINGLE = "xray.proxy.shadowsocks_2022.ServerConfig"
+# The inbounds whose users the node can build and enforce, by the type of their settings.
+PROTOCOLS = {
+    "xray.proxy.vless.inbound.Config": "vless",
+    "xray.proxy.vmess.inbound.Config": "vmess",
+    "xray.proxy.trojan.ServerConfig": "trojan",
+    "xray.proxy.shadowsocks.ServerConfig": "shadowsocks",
+    "xray.proxy.hysteria.ServerConfig": "hysteria",
+    SHADOWSOCKS_2022: "shadowsocks_2022",
+}
+# Types that have users of a kind that this core cannot change while it runs, or not tell apart.
+UNSUPPORTED = {
+    "xray.proxy.wireguard.DeviceConfig": "WireGuard peers cannot be supplied as users on this core",
+    SHADOWSOCKS_2022_SINGLE: "this Shadowsocks-2022 method has one shared key and no users",
+    "xray.proxy.shadowsocks_2022.RelayServerConfig": "a Shadowsocks-2022 relay has destinations, not users",
+}
+API_SERVICES = (
+    "xray.app.proxyman.command.Config",
+    "xray.app.stats.command.Config",
+)
+_CONSOLE = 1
+_UNIX = 4
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A configuration without users and without the node's API, and what is known of its managed inbounds."""
+
+    base: Config
+    inbounds: Mapping[str, Inbound]
+    warnings: tuple[str, ...]
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return tuple(self.inbounds)
+
+    def account(self, tag: str, user: service_pb2.User) -> Account | None:
+        inbound = self.inbounds[tag]
+        return BUILDERS[inbound.protocol](inbound, user)
+
+    def handler(self, tag: str, accounts: Accounts) -> InboundHandlerConfig:
+        """A managed inbound with these users."""
+        handler = InboundHandlerConfig()
+        handler.CopyFrom(next(inbound for inbound in self.base.inbound if inbound.tag == tag))
+        handler.proxy_settings.value += users_field(self.inbounds[tag].protocol, accounts.values())
+        return handler
+
+
+@dataclass(frozen=True)
+class Api:
+    """Where one run of the core has its API, and names that only it knows. `direct`: the core can listen itself."""
+
+    socket: str
+    token: str
+    direct: bool
+
+    @property
+    def inbound(self) -> str:
+        return f"txnode-in-{self.token}"
+
+    @property
+    def outbound(self) -> str:
+        return f"txnode-api-{self.token}"
+
+
+def plan(converted: bytes, text: str, exclude: frozenset[str]) -> Plan:
+    """Take over a configuration that was converted from `text`. Raises `InvalidConfig` for what would kill the core."""
+    base = Config.FromString(converted)
+    inbounds: dict[str, Inbound] = {}
+    warnings: list[str] = []
+    for handler, hint in zip(base.inbound, hints(text, len(base.inbound)), strict=True):
+        _refuse_deadly(handler)
+        streams.take_over_receiver(handler)
+        managed = None if handler.tag in exclude else _manage(handler, hint, warnings)
+        if managed is not None:
+            inbounds[managed.tag] = managed
+    for outbound in base.outbound:
+        streams.take_over_sender(outbound)
+    if not base.outbound:
+        # The first outbound is the default one. Without any it would be the API's.
+        base.outbound.append(OutboundHandlerConfig(tag="", proxy_settings=TypedMessage(type=BLACKHOLE)))
+    _take_over_apps(base)
+    return Plan(base, inbounds, tuple(warnings))
+
+
+def render(plan: Plan, api: Api, accounts: Mapping[str, Accounts]) -> bytes:
+    """The serialised configuration of one run: the plan, its users, the API."""
+    config = Config()
+    config.CopyFrom(plan.base)
+    for handler in config.inbound:
+        if handler.tag in plan.inbounds:
+            protocol = plan.inbounds[handler.tag].protocol
+            handler.proxy_settings.value += users_field(protocol, accounts[handler.tag].values())
+    _add_api(config, api)
+    return config.SerializeToString()
+
+
+def users_field(protocol: str, accounts: Iterable[bytes]) -> bytes:
+    """Users as they stand in an inbound's settings: appended there they are its users (repeated fields add up)."""
+    tag = b"\x1a" if protocol == "shadowsocks_2022" else b"\x0a"
+    return b"".join(tag + _varint(len(account)) + account for account in accounts)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _refuse_deadly(handler: InboundHandlerConfig) -> None:
+    if handler.proxy_settings.type == DOKODEMO:
+        settings = xray_pb2.DokodemoConfig.FromString(handler.proxy_settings.value)
+        if _UNIX in settings.networks and not settings.port:
+            raise InvalidConfig(
+                f"inbound {handler.tag!r}: a dokodemo-door on a unix socket needs a port in its settings; "
+                "without one the first connection would end the core"
+            )
+
+
+def _manage(handler: InboundHandlerConfig, hint: Hints, warnings: list[str]) -> Inbound | None:
+    """Strip an inbound's own users and say how to build the supplied ones; None leaves it as it is."""
+    settings = handler.proxy_settings
+    _promote_to_multi_user(settings)
+    protocol = PROTOCOLS.get(settings.type)
+    if protocol is None:
+        if settings.type in UNSUPPORTED:
+            warnings.append(f"inbound {handler.tag!r} is left as configured: {UNSUPPORTED[settings.type]}")
+        return None
+    if not handler.tag:
+        warnings.append("an inbound without a tag is left as configured: users are supplied by tag")
+        return None
+    if protocol == "shadowsocks_2022":
+        return _manage_shadowsocks_2022(handler)
+    users = xray_pb2.UsersConfig.FromString(settings.value)
+    method = hint.method or _method_of(users, protocol)
+    users.ClearField("users")
+    settings.value = users.SerializeToString()
+    streams.strip_shared_password(handler)
+    vision = protocol == "vless" and streams.carries_vision(handler)
+    return Inbound(handler.tag, protocol, vision, hint.flow if vision else "", method)
+
+
+def _promote_to_multi_user(settings: TypedMessage) -> None:
+    """Without clients the core's parser makes the single-user server, which lets in whoever knows the server's key."""
+    if settings.type != SHADOWSOCKS_2022_SINGLE:
+        return
+    single = xray_pb2.Shadowsocks2022ServerConfig.FromString(settings.value)
+    if single.method in KEY_BYTES:
+        multi = xray_pb2.Shadowsocks2022MultiUserConfig(method=single.method, key=single.key, network=single.network)
+        settings.type, settings.value = SHADOWSOCKS_2022, multi.SerializeToString()
+
+
+def _manage_shadowsocks_2022(handler: InboundHandlerConfig) -> Inbound:
+    multi = xray_pb2.Shadowsocks2022MultiUserConfig.FromString(handler.proxy_settings.value)
+    multi.ClearField("users")
+    handler.proxy_settings.value = multi.SerializeToString()
+    return Inbound(handler.tag, "shadowsocks_2022", method=multi.method)
+
+
+def _method_of(users: xray_pb2.UsersConfig, protocol: str) -> str:
+    """A Shadowsocks inbound without clients is converted to one nameless user who has its method."""
+    if protocol != "shadowsocks" or not users.users:
+        return ""
+    cipher = xray_pb2.ShadowsocksAccount.FromString(users.users[0].account.value).cipher_type
+    return {5: "aes-128-gcm", 6: "aes-256-gcm", 8: "xchacha20-poly1305"}.get(cipher, "")
+
+
+def _take_over_apps(base: Config) -> None:
+    """Counting is on, logs go to the console, other APIs are gone; every other app stays as it is and where it is."""
+    kept = [app for app in base.app if app.type not in (COMMANDER, METRICS)]
+    del base.app[:]
+    base.app.extend(kept)
+    _edit(base, LOG, xray_pb2.LogConfig, _take_over_log)
+    _edit(base, POLICY, xray_pb2.PolicyConfig, _count_everything)
+    tags = [outbound.tag for outbound in base.outbound if outbound.tag]
+    _edit(base, ROUTER, xray_pb2.RouterConfig, lambda router: _bound_balancers(router, tags))
+    if not any(app.type == STATS for app in base.app):
+        base.app.append(TypedMessage(type=STATS))
+
+
+def _edit(base: Config, type_name: str, message_type: type[M], change: Callable[[M], None]) -> None:
+    """Change an app's message, or add one."""
+    app = next((app for app in base.app if app.type == type_name), None)
+    if app is None:
+        app = base.app.add(type=type_name)
+    message = message_type.FromString(app.value)
+    change(message)
+    app.value = message.SerializeToString()
+
+
+def _take_over_log(log: xray_pb2.LogConfig) -> None:
+    """Whatever is logged goes to the console: a file of the controller's choosing is not written."""
+    log.error_log_path = log.access_log_path = ""
+    log.error_log_type = _CONSOLE if log.error_log_type else 0
+    log.access_log_type = _CONSOLE if log.access_log_type else 0
+
+
+def _count_everything(policy: xray_pb2.PolicyConfig) -> None:
+    for level in {0, *policy.level}:
+        stats = policy.level[level].stats
+        stats.user_uplink = stats.user_downlink = stats.user_online = True
+    system = policy.system.stats
+    system.inbound_uplink = system.inbound_downlink = True
+    system.outbound_uplink = system.outbound_downlink = True
+
+
+def _bound_balancers(router: xray_pb2.RouterConfig, tags: list[str]) -> None:
+    """An empty selector means every outbound; the API's is one of them, so it is written out."""
+    for balancer in router.balancing_rule:
+        if "" in balancer.outbound_selector:
+            balancer.outbound_selector[:] = tags
+
+
+def _add_api(config: Config, api: Api) -> None:
+    commander = xray_pb2.CommanderConfig(tag=api.outbound)
+    commander.service.extend(TypedMessage(type=service) for service in API_SERVICES)
+    if api.direct:
+        commander.listen = f"{api.socket},0600"
+    else:
+        _add_api_inbound(config, api)
+    config.app.append(TypedMessage(type=COMMANDER, value=commander.SerializeToString()))
+
+
+def _add_api_inbound(config: Config, api: Api) -> None:
+    """The API of a core that cannot listen on a unix socket itself: an inbound that can, and the first routing rule.
+
+    Without a port the first connection would end the core.
+    """
+    receiver = xray_pb2.ReceiverConfig(listen=xray_pb2.IPOrDomain(domain=f"{api.socket},0600"))
+    loopback = xray_pb2.IPOrDomain(ip=bytes([127, 0, 0, 1]))
+    dokodemo = xray_pb2.DokodemoConfig(address=loopback, port=1, networks=[_UNIX])
+    config.inbound.append(
+        InboundHandlerConfig(
+            tag=api.inbound,
+            receiver_settings=TypedMessage(type="xray.app.proxyman.ReceiverConfig", value=receiver.SerializeToString()),
+            proxy_settings=TypedMessage(type=DOKODEMO, value=dokodemo.SerializeToString()),
+        )
+    )
+    rule = xray_pb2.RoutingRule(tag=api.outbound, inbound_tag=[api.inbound], rule_tag=f"txnode-rule-{api.token}")
+    first = xray_pb2.RouterConfig(rule=[rule]).SerializeToString()
+    router = next(app for app in config.app if app.type == ROUTER)
+    # Concatenated messages are merged, so ours is the first rule.
+    router.value = first + router.value

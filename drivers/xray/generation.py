@@ -1,0 +1,162 @@
+"""One run of Xray: its process, its API, and the users that it confirmed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from twisted.internet.defer import Deferred
+from twisted.logger import Logger
+
+from drivers.interface import Exit, Host
+from drivers.process import CoreProcess
+from drivers.xray.api import MAX_REQUEST, Api, ApiFailed, Operation
+from drivers.xray.config import Plan
+from node.errors import CoreFailed
+from node.ledger import DIRECTIONS, Counter, Scope
+from node.users import Accounts, Change, Refusal, apply, key_of
+from protos import xray_pb2
+from protos.service_pb2 import BackendStatsResponse
+
+SCOPES = {scope.value: scope for scope in Scope}
+
+
+class XrayGeneration:
+    """Satisfies `drivers.interface.Generation`."""
+
+    log = Logger()
+
+    def __init__(self, host: Host, plan: Plan, process: CoreProcess, api: Api, names: frozenset[str]) -> None:
+        self._host = host
+        self._plan = plan
+        self._process = process
+        self._api = api
+        # The tags of the node's own inbound and outbound in this run.
+        self._names = names
+        self.accounts: dict[str, Accounts] = {}
+
+    @property
+    def alive(self) -> bool:
+        return self._process.exit is None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def when_exited(self) -> Deferred[Exit]:
+        return self._process.when_exited()
+
+    async def counters(self) -> Mapping[Counter, int]:
+        try:
+            reply = await self._host.aio.run(self._api.counters())
+        except ApiFailed as fault:
+            raise CoreFailed(f"the core did not give its counters: {fault}") from fault
+        return read_counters(reply, self._names)
+
+    async def online(self, key: str) -> Mapping[str, int]:
+        for email in self._spellings(key):
+            try:
+                return await self._host.aio.run(self._api.online_ips(email))
+            except ApiFailed as fault:
+                raise CoreFailed(f"the core did not say who is online: {fault}") from fault
+        return {}
+
+    async def backend_stats(self) -> BackendStatsResponse:
+        try:
+            figures = await self._host.aio.run(self._api.sys_stats())
+        except ApiFailed as fault:
+            # Deployed controllers know how this text begins, and leave a node that says it alone.
+            raise CoreFailed(f"failed to get sys stats: {fault}") from fault
+        return BackendStatsResponse.FromString(figures.SerializeToString())
+
+    async def apply(self, changes: Sequence[Change]) -> list[Refusal]:
+        """All removals, then all additions; inbounds that cannot do so live are swapped whole."""
+        swapped = {change.tag for change in changes if self._needs_swap(change)}
+        live = [change for change in changes if change.tag not in swapped]
+        refused = await self._alter([self._removal(change) for change in live if self._has(change)])
+        # Who could not be removed is still there with the old account.
+        adds = [change for change in live if not self._has(change)]
+        refused += await self._alter(
+            [Operation(tag, email_of(packed), packed) for tag, _, packed in adds if packed is not None]
+        )
+        for tag in sorted(swapped):
+            refused += await self._swap(tag, [change for change in changes if change.tag == tag])
+        return refused
+
+    async def stop(self) -> None:
+        await self._process.stop()
+        await self._host.aio.run(self._api.close())
+
+    def _spellings(self, key: str) -> list[str]:
+        found = (accounts[key] for accounts in self.accounts.values() if key in accounts)
+        return list(dict.fromkeys(map(email_of, found)))
+
+    def _has(self, change: Change) -> bool:
+        return change.key in self.accounts[change.tag]
+
+    def _needs_swap(self, change: Change) -> bool:
+        """Shadowsocks-2022 can panic, or bill the wrong user, when one is removed while another shakes hands."""
+        return self._plan.inbounds[change.tag].protocol == "shadowsocks_2022" and self._has(change)
+
+    def _removal(self, change: Change) -> Operation:
+        return Operation(change.tag, email_of(self.accounts[change.tag][change.key]), None)
+
+    async def _alter(self, operations: list[Operation]) -> list[Refusal]:
+        """Run these and record what the core confirmed."""
+        if not operations:
+            return []
+        results = await self._host.aio.run(self._api.alter(operations))
+        refused = []
+        for operation, fault in zip(operations, results, strict=True):
+            accounts = self.accounts[operation.tag]
+            if fault is not None:
+                refused.append(Refusal(operation.email, f"{operation.tag}: {fault}"))
+            elif operation.packed is None:
+                accounts.pop(key_of(operation.email), None)
+            else:
+                accounts[key_of(operation.email)] = operation.packed
+        return refused
+
+    async def _swap(self, tag: str, changes: list[Change]) -> list[Refusal]:
+        """Take the inbound out and put it back with the users as they shall be; live connections go on."""
+        before = self.accounts[tag]
+        after = apply(changes, {tag: before})[tag]
+        handler = self._plan.handler(tag, after)
+        if handler.ByteSize() > MAX_REQUEST:
+            return self._refuse(changes, f"{tag}: the inbound has too many users to be changed while the core runs")
+        try:
+            await self._host.aio.run(self._api.replace_inbound(handler))
+        except ApiFailed as fault:
+            await self._put_back(tag, before)
+            return self._refuse(changes, f"{tag}: {fault}")
+        self.accounts[tag] = after
+        return []
+
+    async def _put_back(self, tag: str, accounts: Accounts) -> None:
+        try:
+            await self._host.aio.run(self._api.replace_inbound(self._plan.handler(tag, accounts)))
+        except ApiFailed as fault:
+            self.log.error("inbound {tag} could not be put back after a failed change: {fault}", tag=tag, fault=fault)
+
+    def _refuse(self, changes: list[Change], reason: str) -> list[Refusal]:
+        names = [self.accounts[tag].get(key) or packed for tag, key, packed in changes]
+        return [Refusal(email_of(name), reason) for name in names if name is not None]
+
+
+def email_of(packed: bytes) -> str:
+    """The name in a serialised protocol.User."""
+    return xray_pb2.User.FromString(packed).email
+
+
+def read_counters(reply: xray_pb2.QueryStatsResponse, names: frozenset[str]) -> dict[Counter, int]:
+    """The core's counters by our names, without those of the node's own inbound and outbound (`names`).
+
+    They are called `user>>>NAME>>>traffic>>>uplink`, likewise for inbounds and outbounds.
+    """
+    counters: dict[Counter, int] = {}
+    for stat in reply.stat:
+        scope, _, rest = stat.name.partition(">>>")
+        name, _, direction = rest.rpartition(">>>traffic>>>")
+        if scope not in SCOPES or direction not in DIRECTIONS or name in names:
+            continue
+        counters[Counter(SCOPES[scope], name, direction)] = stat.value
+    return counters

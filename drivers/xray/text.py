@@ -1,0 +1,50 @@
+"""Reading, never editing, the controller's JSON: the few things that Xray's own conversion leaves out. Pure.
+
+Xray takes keys in any case and comments (`//`, `#`, `/* */`), so both are taken here. What cannot be read is left
+alone: the core has the last word on whether a text is valid.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+# A string is matched first, so that what looks like a comment inside one stays.
+_STRING_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|#[^\n]*|/\*.*?\*/', re.DOTALL)
+
+
+class Hints(NamedTuple):
+    """What an inbound's settings say for users who say nothing themselves."""
+
+    flow: str = ""
+    method: str = ""
+
+
+def parse(text: str) -> Any:
+    """The text as a value, comments left out. Raises `ValueError`."""
+    return json.loads(_STRING_OR_COMMENT.sub(lambda match: match.group(1) or " ", text))
+
+
+def hints(text: str, inbounds: int) -> list[Hints]:
+    """For each of the `inbounds` inbounds, in order, its hints; empty ones where the text cannot be read."""
+    try:
+        found = list(_hints(parse(text)))
+    except ValueError:
+        found = []
+    return found if len(found) == inbounds else [Hints()] * inbounds
+
+
+def _hints(config: Any) -> Iterator[Hints]:
+    for inbound in _get(config, "inbounds") or []:
+        settings = _get(inbound, "settings")
+        flow, method = _get(settings, "flow"), _get(settings, "method")
+        yield Hints(flow if isinstance(flow, str) else "", method if isinstance(method, str) else "")
+
+
+def _get(value: Any, name: str) -> Any:
+    """A member by its name in any case, as Go's decoder finds it."""
+    if not isinstance(value, dict):
+        return None
+    return next((member for key, member in value.items() if key.lower() == name), None)

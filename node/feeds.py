@@ -1,0 +1,89 @@
+"""Calls whose requests are a stream: single users as they change, and a set of users cut into chunks."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import Deferred, DeferredSemaphore, ensureDeferred, gatherResults
+from twisted.logger import Logger
+
+from node.errors import InvalidRequest, NodeError, TooLarge
+from node.methods import MAX_BODY
+from node.runner import Runner, raise_refused
+from node.users import Refusal
+from protos.service_pb2 import Empty, User, UsersChunk
+
+# Users of one stream that may be on their way to the core; then the stream is not read further.
+IN_FLIGHT = 1000
+
+
+class UserFeed:
+    """Each user is applied as he arrives. What goes wrong is told at the end: one user must not end a stream."""
+
+    log = Logger()
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._room = DeferredSemaphore(IN_FLIGHT)
+        self._under_way: set[Deferred[None]] = set()
+        self._refused: dict[str, Refusal] = {}
+        self._fault: NodeError | None = None
+
+    async def feed(self, user: User) -> None:
+        await self._room.acquire()
+        work = ensureDeferred(self._one(user))
+        if not work.called:
+            self._under_way.add(work)
+            work.addBoth(lambda _: self._under_way.discard(work))
+
+    async def finish(self) -> Empty:
+        await gatherResults([*self._under_way])
+        if self._fault is not None:
+            raise self._fault
+        raise_refused(list(self._refused.values()))
+        return Empty()
+
+    async def _one(self, user: User) -> None:
+        try:
+            touched, refused = await self._runner.put(user)
+            refused = refused + await self._runner.settle(touched)
+            self._note(user.email, refused)
+        except NodeError as fault:
+            self._fault = fault
+            self.log.warn("user {email} was not applied: {reason}", email=user.email, reason=fault.text)
+        finally:
+            self._room.release()
+
+    def _note(self, email: str, refused: list[Refusal]) -> None:
+        """Remember the newest word on a user: a later message that works mends an earlier one."""
+        self._refused.pop(email, None)
+        for refusal in refused:
+            self._refused[email] = refusal
+            self.log.warn("user {email} was refused: {reason}", email=refusal.email, reason=refusal.reason)
+
+
+class ChunkFeed:
+    """A partial update in chunks 0, 1, … last. Nothing is applied before all of it is here and in order."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._users: list[User] = []
+        self._size = 0
+        self._next = 0
+        self._complete = False
+
+    async def feed(self, chunk: UsersChunk) -> None:
+        if self._complete:
+            raise InvalidRequest("there is a chunk after the last")
+        if chunk.index != self._next:
+            raise InvalidRequest(f"chunk {self._next} was expected, {chunk.index} came")
+        self._size += chunk.ByteSize()
+        if self._size > MAX_BODY:
+            raise TooLarge(f"the chunks are over {MAX_BODY} bytes together")
+        self._users += chunk.users
+        self._next += 1
+        self._complete = chunk.last
+
+    async def finish(self) -> Empty:
+        if not self._complete:
+            raise InvalidRequest("the last chunk is missing")
+        await self._runner.update(self._users)
+        return Empty()

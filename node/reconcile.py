@@ -1,0 +1,70 @@
+"""Brings changed users into force, one batch at a time, always towards the newest target.
+
+Changes that arrive while a batch is under way wait for the next one together. Within a batch all removals come before
+all additions, so a credential that moves from one user to another arrives whole, whatever the order on the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+from twisted.internet.defer import Deferred, DeferredLock, ensureDeferred
+from twisted.python.failure import Failure
+
+from node.users import Accounts, Change, Refusal, key_of
+
+Pairs = set[tuple[str, str]]
+
+
+class Reconciler:
+    """The only one who changes the users of a running core. `target` and `confirmed` are asked anew for each batch."""
+
+    def __init__(
+        self,
+        target: Callable[[], Mapping[str, Accounts]],
+        confirmed: Callable[[], Mapping[str, Accounts]],
+        apply: Callable[[list[Change]], Awaitable[list[Refusal]]],
+    ) -> None:
+        self._target = target
+        self._confirmed = confirmed
+        self._apply = apply
+        self._dirty: Pairs = set()
+        self._waiting: list[tuple[Pairs, Deferred[list[Refusal]]]] = []
+        self._turn = DeferredLock()
+
+    def settle(self, touched: Pairs) -> Deferred[list[Refusal]]:
+        """Fires when these (tag, key) pairs are in force, with those of them that the core refused."""
+        done: Deferred[list[Refusal]] = Deferred()
+        self._dirty |= touched
+        self._waiting.append((touched, done))
+        if len(self._waiting) == 1:
+            ensureDeferred(self._turn.run(lambda: ensureDeferred(self._batch())))
+        return done
+
+    async def idle(self) -> None:
+        """Wait until all that was touched so far is settled."""
+        await self._turn.run(lambda: None)
+
+    async def _batch(self) -> None:
+        dirty, self._dirty = self._dirty, set()
+        waiting, self._waiting = self._waiting, []
+        try:
+            refused = await self._bring(dirty)
+        except Exception:  # noqa: BLE001 - handed to everybody who waits for it
+            fault = Failure()
+            for _, done in waiting:
+                done.errback(fault)
+            return
+        for touched, done in waiting:
+            done.callback([refusal for key in sorted({key for _, key in touched}) for refusal in refused.get(key, ())])
+
+    async def _bring(self, dirty: Iterable[tuple[str, str]]) -> dict[str, list[Refusal]]:
+        """Apply what differs; the refusals by key."""
+        target, confirmed = self._target(), self._confirmed()
+        wanted = [Change(tag, key, target[tag].get(key)) for tag, key in dirty if tag in target]
+        changes = [change for change in wanted if confirmed[change.tag].get(change.key) != change.packed]
+        refused: dict[str, list[Refusal]] = {}
+        if changes:
+            for refusal in await self._apply(changes):
+                refused.setdefault(key_of(refusal.email), []).append(refusal)
+        return refused

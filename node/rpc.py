@@ -1,0 +1,149 @@
+"""The gRPC server: METHODS as generic handlers, no generated code. Runs in the asyncio thread.
+
+A stranger is refused by a stream-typed handler before any message is read; a unary one would take the whole body first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeAlias
+
+from node.aio import Aio  # first: it sets gRPC's environment
+
+# isort: split
+import grpc
+import grpc.aio
+from twisted.logger import Logger
+
+from node.auth import Authenticator, Dialect
+from node.calls import Calls, LogReader, OpenFeed
+from node.errors import NodeError, Unauthenticated
+from node.methods import MAX_BODY, METHODS, SERVICE, Kind, Method
+from protos.service_pb2 import Log
+
+# Seconds that calls under way may take to end at shutdown.
+GRACE = 2.0
+_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_BODY),
+    ("grpc.max_send_message_length", MAX_BODY),
+    # A second server on the port would be an error, not a rival.
+    ("grpc.so_reuseport", 0),
+    # Half-open clients: ping after 30 s of silence, gone after 20 s without an answer.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.max_concurrent_streams", 1000),
+]
+
+# grpc.aio.ServicerContext; grpcio has no types.
+Context: TypeAlias = Any
+
+
+class RpcServer:
+    """Serves METHODS on one port."""
+
+    log = Logger()
+
+    def __init__(self, aio: Aio, calls: Calls, authenticator: Authenticator) -> None:
+        self._aio = aio
+        self._server: Any = None
+        self._handlers = _Handlers(aio, calls, authenticator)
+
+    async def start(self, host: str, port: int, credentials: grpc.ServerCredentials) -> None:
+        """Bind and serve. Raises `OSError` if the port cannot be had."""
+        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server.add_generic_rpc_handlers((self._handlers,))
+        try:
+            self._server.add_secure_port(_address(host, port), credentials)
+        except RuntimeError as fault:
+            raise OSError(f"gRPC cannot listen on port {port}: {fault}") from fault
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Take no more calls, give those under way a moment, end the rest."""
+        if self._server is not None:
+            await self._server.stop(GRACE)
+
+
+class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Finds the handler of a call, and whether the caller may have it."""
+
+    def __init__(self, aio: Aio, calls: Calls, authenticator: Authenticator) -> None:
+        self._aio = aio
+        self._calls = calls
+        self._authenticator = authenticator
+        self._by_path = {f"/{SERVICE.full_name}/{method.name}": method for method in METHODS}
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        method = self._by_path.get(details.method)
+        if method is None:
+            return None
+        metadata = [(key, value) for key, value in details.invocation_metadata if isinstance(value, str)]
+        try:
+            dialect = self._authenticator.check(
+                [value for key, value in metadata if key == "authorization"],
+                [value for key, value in metadata if key == "x-api-key"],
+            )
+        except Unauthenticated as fault:
+            return grpc.stream_stream_rpc_method_handler(_refusal(fault))
+        return self._handler(method, dialect)
+
+    def _handler(self, method: Method, dialect: Dialect) -> grpc.RpcMethodHandler:
+        if method.kind is Kind.LOGS:
+            return grpc.unary_stream_rpc_method_handler(self._logs)
+        if method.kind is Kind.FEED:
+            return grpc.stream_unary_rpc_method_handler(lambda messages, context: self._feed(method, messages, context))
+        return grpc.unary_unary_rpc_method_handler(lambda body, context: self._unary(method, dialect, body, context))
+
+    async def _unary(self, method: Method, dialect: Dialect, body: bytes, context: Context) -> bytes:
+        # What was accepted goes on when the caller hangs up.
+        work = asyncio.ensure_future(self._aio.call(self._calls.unary, method, body, dialect))
+        return await _answered(asyncio.shield(work), context)
+
+    async def _feed(self, method: Method, messages: AsyncIterator[bytes], context: Context) -> bytes:
+        async def whole() -> bytes:
+            feed: OpenFeed = await self._aio.call(_opened, self._calls, method)
+            async for message in messages:
+                await self._aio.call(feed.feed, message)
+            return await asyncio.shield(asyncio.ensure_future(self._aio.call(feed.finish)))
+
+        return await _answered(whole(), context)
+
+    async def _logs(self, _: bytes, context: Context) -> AsyncIterator[bytes]:
+        reader: LogReader = await self._aio.call(_reading, self._calls)
+        await context.send_initial_metadata(())
+        while True:
+            for line in await self._aio.call(reader.next):
+                yield Log(detail=line).SerializeToString()
+
+
+async def _reading(calls: Calls) -> LogReader:
+    return calls.logs()
+
+
+async def _opened(calls: Calls, method: Method) -> OpenFeed:
+    return calls.open(method)
+
+
+async def _answered(work: Awaitable[bytes], context: Context) -> bytes:
+    """The reply, or the error as the status it stands for."""
+    try:
+        return await work
+    except NodeError as fault:
+        await context.abort(grpc.StatusCode[fault.grpc], fault.text)
+        raise
+
+
+def _refusal(fault: NodeError) -> Callable[[Any, Context], AsyncIterator[bytes]]:
+    async def refuse(_: Any, context: Context) -> AsyncIterator[bytes]:
+        await context.abort(grpc.StatusCode[fault.grpc], fault.text)
+        yield b""
+
+    return refuse
+
+
+def _address(host: str, port: int) -> str:
+    if not host:
+        return f"[::]:{port}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,207 @@
+"""The node's settings: `.env`, then the environment, then options, the later over the earlier; checked all at once.
+
+`SETTINGS` is the one list: options of `twistd node`, documentation and validation are made from it.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MIN_KEY = 16
+
+
+class BadSettings(Exception):
+    """Some settings cannot be used: one line for each fault."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = faults
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting: its name in the environment, what it is for, its default. A secret is never an option."""
+
+    name: str
+    text: str
+    default: str = ""
+    secret: bool = False
+
+    @property
+    def option(self) -> str:
+        return self.name.lower().replace("_", "-")
+
+
+SETTINGS = (
+    Setting("API_KEY", "the key that controllers must present: a UUID, or at least 16 characters", secret=True),
+    Setting("API_KEY_FILE", "a file with the key instead (default: api_key in STATE_DIR, if it is there)"),
+    Setting("NODE_HOST", "the address to listen on (default: all addresses, IPv4 and IPv6)"),
+    Setting("REST_PORT", "the port of the REST interface", "62051"),
+    Setting("GRPC_PORT", "the port of the gRPC interface", "62050"),
+    Setting("SERVICE_PROTOCOL", "rest or grpc: SERVICE_PORT serves it, and the other only if its own port is set"),
+    Setting("SERVICE_PORT", "the port of SERVICE_PROTOCOL; alone, of gRPC"),
+    Setting("SSL_CERT_FILE", "the certificate chain, PEM (default: cert.pem in STATE_DIR)"),
+    Setting("SSL_KEY_FILE", "its key, PEM (default: key.pem in STATE_DIR)"),
+    Setting("SSL_SANS", "more names and addresses, by commas, for the certificate that `node.certificate` makes"),
+    Setting("STATE_DIR", "where the node keeps what must outlive it; its own, mode 0700", "var"),
+    Setting("LOG_BUFFER_SIZE", "how many log lines are kept for readers", "10000"),
+    Setting("XRAY_EXECUTABLE_PATH", "the Xray to run (default: found on PATH or in the cores directory)"),
+    Setting("XRAY_ASSETS_PATH", "where geoip.dat and geosite.dat are (default: beside the executable)"),
+    Setting("XRAY_SPLICE", "on: the kernel splices Vision connections, which are counted only at their end", "off"),
+    Setting("DEBUG", "1: log every request too", "0"),
+)
+_DRIVER_PREFIXES = ("XRAY_",)
+_SYSTEMD = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Valid settings. A port of None means that the interface is off; `drivers` is for the cores' drivers."""
+
+    api_key: str = field(repr=False)
+    host: str
+    rest_port: int | None
+    grpc_port: int | None
+    cert_file: Path
+    key_file: Path
+    state_dir: Path
+    log_buffer_size: int
+    debug: bool
+    drivers: Mapping[str, str]
+    notify: Mapping[str, str]
+
+
+def load(options: Mapping[str, str], directory: Path, environ: Mapping[str, str] | None = None) -> Settings:
+    """The settings of this process. `options` by setting name. Raises `BadSettings`."""
+    environ = os.environ if environ is None else environ
+    known = {setting.name for setting in SETTINGS}
+    values = {setting.name: setting.default for setting in SETTINGS}
+    explicit: dict[str, str] = {}
+    for source in (_read_env_file(directory / ".env"), environ, options):
+        explicit |= {name: value.strip() for name, value in source.items() if name in known and value.strip()}
+    notify = {name: value for name, value in environ.items() if name in _SYSTEMD}
+    return _Check(values | explicit, explicit, directory).settings(notify)
+
+
+class _Check:
+    """Turns words into values and gathers the faults."""
+
+    def __init__(self, values: dict[str, str], explicit: dict[str, str], directory: Path) -> None:
+        self._values = values
+        self._explicit = explicit
+        self._directory = directory
+        self._faults: list[str] = []
+
+    def settings(self, notify: Mapping[str, str]) -> Settings:
+        state_dir = self._path("STATE_DIR")
+        rest_port, grpc_port = self._ports()
+        settings = Settings(
+            api_key=self._key(state_dir),
+            host=self._values["NODE_HOST"],
+            rest_port=rest_port,
+            grpc_port=grpc_port,
+            cert_file=self._file("SSL_CERT_FILE", state_dir / "cert.pem"),
+            key_file=self._file("SSL_KEY_FILE", state_dir / "key.pem"),
+            state_dir=state_dir,
+            log_buffer_size=self._number("LOG_BUFFER_SIZE", 1, 1_000_000),
+            debug=self._choice("DEBUG", {"0": False, "1": True, "false": False, "true": True}),
+            drivers={name: value for name, value in self._values.items() if name.startswith(_DRIVER_PREFIXES)},
+            notify=notify,
+        )
+        self._choice("XRAY_SPLICE", {"on": True, "off": False})
+        if self._faults:
+            raise BadSettings(self._faults)
+        return settings
+
+    def _path(self, name: str) -> Path:
+        return (self._directory / Path(self._values[name]).expanduser()).absolute()
+
+    def _file(self, name: str, default: Path) -> Path:
+        path = self._path(name) if self._values[name] else default
+        if not path.is_file():
+            self._faults.append(f"{name}: there is no file {path}; `python -m node.certificate DIR` makes a pair")
+        return path
+
+    def _number(self, name: str, least: int, most: int) -> int:
+        text = self._values[name]
+        if text.isascii() and text.isdigit() and least <= int(text) <= most:
+            return int(text)
+        self._faults.append(f"{name}: {text!r} is not a number from {least} to {most}")
+        return least
+
+    def _choice(self, name: str, choices: Mapping[str, bool]) -> bool:
+        text = self._values[name].lower()
+        if text not in choices:
+            self._faults.append(f"{name}: {text!r} is none of {', '.join(choices)}")
+        return choices.get(text, False)
+
+    def _ports(self) -> tuple[int | None, int | None]:
+        """REST's and gRPC's. SERVICE_PORT is how deployed nodes are configured: one protocol, one port."""
+        protocol = self._values["SERVICE_PROTOCOL"].lower()
+        if protocol not in ("", "rest", "grpc"):
+            self._faults.append(f"SERVICE_PROTOCOL: {protocol!r} is none of rest, grpc")
+        single = self._values["SERVICE_PORT"]
+        chosen = protocol or ("grpc" if single else "")
+        rest, grpc = self._port("REST_PORT", "rest", chosen), self._port("GRPC_PORT", "grpc", chosen)
+        if rest is not None and rest == grpc:
+            self._faults.append(f"REST_PORT and GRPC_PORT are both {rest}")
+        return rest, grpc
+
+    def _port(self, name: str, protocol: str, chosen: str) -> int | None:
+        if chosen == protocol and self._values["SERVICE_PORT"]:
+            return self._number("SERVICE_PORT", 1, 65535)
+        if chosen and chosen != protocol and name not in self._explicit:
+            return None
+        return self._number(name, 1, 65535)
+
+    def _key(self, state_dir: Path) -> str:
+        key, source = self._values["API_KEY"], "API_KEY"
+        configured = self._values["API_KEY_FILE"]
+        file = self._path("API_KEY_FILE") if configured else state_dir / "api_key"
+        if not key and (configured or file.is_file()):
+            source = f"API_KEY_FILE {file}"
+            try:
+                key = file.read_text().strip()
+            except (OSError, UnicodeDecodeError) as unreadable:
+                self._faults.append(f"API_KEY_FILE: {file} cannot be read: {unreadable}")
+                return ""
+        fault = key_fault(key)
+        if fault:
+            self._faults.append(f"{source}: {fault}")
+        return key
+
+
+def key_fault(key: str) -> str:
+    """Why this key cannot be used; empty if it can."""
+    if not key:
+        return "there is no key; set one, a UUID for instance: python3 -c 'import uuid; print(uuid.uuid4())'"
+    if len(key) < MIN_KEY:
+        return f"the key has fewer than {MIN_KEY} characters"
+    try:
+        return "the nil UUID is not a key" if uuid.UUID(key).int == 0 else ""
+    except ValueError:
+        return ""
+
+
+def _read_env_file(path: Path) -> dict[str, str]:
+    """Lines of NAME=value; `#` begins a comment line, quotes around a value and `export` before a name are dropped."""
+    try:
+        lines = path.read_text().splitlines()
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as fault:
+        raise BadSettings([f"{path} cannot be read: {fault}"]) from fault
+    values = {}
+    for line in lines:
+        name, equals, value = line.strip().removeprefix("export ").partition("=")
+        if equals and not name.startswith("#"):
+            values[name.strip()] = _unquote(value.strip())
+    return values
+
+
+def _unquote(value: str) -> str:
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value

@@ -1,0 +1,63 @@
+"""The node's own directory: made with mode 0700, held by one node at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import IO
+
+# A unix socket's path has at most 107 bytes (unix(7)); a core's socket adds this much.
+_SOCKET_NAME = 40
+_MAX_PATH = 107
+
+
+class StateDirectory:
+    """STATE_DIR, and the directory below it for what lives as long as the process (sockets)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: IO[str] | None = None
+
+    @property
+    def run_dir(self) -> Path:
+        """Where the sockets of cores are. Cores carry its name, so that a later node finds those that were left."""
+        run = self.path / "run"
+        if len(os.fsencode(run)) + _SOCKET_NAME <= _MAX_PATH:
+            return run
+        return Path(tempfile.gettempdir()) / f"txnode-{os.getuid()}-{hash_name(self.path)}"
+
+    def claim(self) -> None:
+        """Make the directories private and take the lock. Raises `OSError` if another node has it."""
+        for directory in (self.path, self.run_dir):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_private(directory)
+        lock = (self.path / "lock").open("w")
+        os.fchmod(lock.fileno(), 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as fault:
+            lock.close()
+            raise OSError(f"another node has STATE_DIR {self.path}; give each its own") from fault
+        self._lock = lock
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def hash_name(path: Path) -> str:
+    """A short name for a long path."""
+    return hashlib.sha256(os.fsencode(path)).hexdigest()[:12]
+
+
+def _make_private(directory: Path) -> None:
+    status = directory.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise OSError(f"{directory} is not a directory of this user")
+    if stat.S_IMODE(status.st_mode) != 0o700:
+        directory.chmod(0o700)

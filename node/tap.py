@@ -1,0 +1,152 @@
+"""`twistd node`: options, and the only place where the parts are put together. Read it first."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from twisted.application.service import IService, Service
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.error import CannotListenError
+from twisted.logger import Logger
+from twisted.python.usage import Options as UsageOptions
+
+from drivers.interface import Host
+from drivers.registry import REGISTRY
+from node import __version__
+from node.aio import Aio
+from node.auth import Authenticator
+from node.backend import Backend
+from node.calls import Calls
+from node.logs import LogRing
+from node.rest import make_app
+from node.rpc import RpcServer
+from node.settings import SETTINGS, BadSettings, Settings, load
+from node.site import Site
+from node.state import StateDirectory
+from node.system import SystemStats
+from node.systemd import Notifier, Systemd
+from node.tls import BadPair, Certificates, CertificateWatch
+
+BIND_SECONDS = 10.0
+
+
+class Options(UsageOptions):
+    """Every setting but the key; each can stand in the environment or in `.env` as well."""
+
+    synopsis = "[options]"
+    longdesc = (
+        "Runs a proxy core for many users, driven over REST and gRPC. Settings come from .env in the working "
+        "directory, the environment and these options, in rising order. The key is set as API_KEY or API_KEY_FILE."
+    )
+    optParameters = [  # noqa: N815, RUF012 - Twisted's form
+        [setting.option, None, None, f"{setting.text} [{setting.name}={setting.default}]"]
+        for setting in SETTINGS
+        if not setting.secret
+    ]
+
+    def settings(self) -> dict[str, str]:
+        """What was given, by setting name."""
+        given = {setting.name: self.get(setting.option) for setting in SETTINGS}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def makeService(options: Options) -> IService:
+    """The node. A bad setting ends the process with one line a fault."""
+    from twisted.internet import reactor
+
+    try:
+        settings = load(options.settings(), Path.cwd())
+    except BadSettings as bad:
+        raise SystemExit("\n".join(f"txnode cannot start: {fault}" for fault in bad.faults)) from bad
+    return NodeService(reactor, settings)
+
+
+class NodeService(Service):
+    """The parts, started in order and stopped in the opposite one, each awaited."""
+
+    log = Logger()
+
+    def __init__(self, reactor: Any, settings: Settings) -> None:
+        self._reactor = reactor
+        self._settings = settings
+        self._state = StateDirectory(settings.state_dir)
+        self._certificates = Certificates(settings.cert_file, settings.key_file)
+        self._watch = CertificateWatch(self._certificates, reactor)
+        self._aio = Aio(reactor)
+        self._ring = LogRing(reactor, settings.log_buffer_size)
+        self._system = SystemStats(reactor)
+        host = Host(reactor, self._aio, self._ring, self._state.run_dir, settings.drivers)
+        self._drivers = {kind: make(host) for kind, make in REGISTRY.items()}
+        self._backend = Backend(reactor, self._ring, self._drivers, self._system)
+        calls = Calls(self._backend, self._ring)
+        authenticator = Authenticator(settings.api_key)
+        self._rpc = RpcServer(self._aio, calls, authenticator)
+        self._site = Site(make_app(calls), authenticator, reactor)
+        self._systemd = Systemd(Notifier.from_environment(settings.notify), reactor)
+        self._rest_port: Any = None
+
+    def startService(self) -> None:
+        super().startService()
+        try:
+            self._state.claim()
+            self._certificates.load()
+            self._sweep()
+            self._aio.startService()
+            self._listen_grpc()
+            self._listen_rest()
+        except (OSError, BadPair, CannotListenError) as fault:
+            raise SystemExit(f"txnode cannot start: {fault}") from fault
+        for part in (self._system, self._watch, self._systemd):
+            part.startService()
+        self._reactor.callWhenRunning(self._ready)
+
+    def stopService(self) -> Deferred[None]:
+        super().stopService()
+        return ensureDeferred(self._stop())
+
+    async def _stop(self) -> None:
+        self._systemd.stopService()
+        if self._rest_port is not None:
+            await self._rest_port.stopListening()
+        await self._aio.run(self._rpc.stop())
+        await self._backend.close()
+        self._site.disconnect()
+        self._watch.stopService()
+        self._system.stopService()
+        self._aio.stopService()
+        self._state.release()
+
+    def _sweep(self) -> None:
+        for driver in self._drivers.values():
+            for pid in driver.sweep():
+                self.log.warn("ended core {pid}, which an earlier node had left behind", pid=pid)
+
+    def _listen_grpc(self) -> None:
+        port = self._settings.grpc_port
+        if port is not None:
+            start = self._rpc.start(self._settings.host, port, self._certificates.grpc_credentials())
+            self._aio.block(start, BIND_SECONDS)
+
+    def _listen_rest(self) -> None:
+        port = self._settings.rest_port
+        if port is not None:
+            everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - the documented default
+            interface = self._settings.host or everywhere
+            factory = self._certificates.context_factory
+            self._rest_port = self._reactor.listenSSL(port, self._site, factory, interface=interface)
+
+    def _ready(self) -> None:
+        reload: Callable[..., object] = lambda *_: self._reactor.callFromThread(self._certificates.reload)  # noqa: E731
+        signal.signal(signal.SIGHUP, reload)
+        self._ring.event(f"txnode {__version__} is ready")
+        self.log.info(
+            "txnode {version} is ready: REST {rest}, gRPC {grpc}",
+            version=__version__,
+            rest=self._settings.rest_port or "off",
+            grpc=self._settings.grpc_port or "off",
+        )
+        self._systemd.ready()
