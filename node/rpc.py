@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 from node.aio import Aio  # first: it sets gRPC's environment
@@ -93,8 +94,8 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         if method.kind is Kind.LOGS:
             return grpc.unary_stream_rpc_method_handler(self._logs)
         if method.kind is Kind.FEED:
-            return grpc.stream_unary_rpc_method_handler(lambda messages, context: self._feed(method, messages, context))
-        return grpc.unary_unary_rpc_method_handler(lambda body, context: self._unary(method, dialect, body, context))
+            return grpc.stream_unary_rpc_method_handler(partial(self._feed, method))
+        return grpc.unary_unary_rpc_method_handler(partial(self._unary, method, dialect))
 
     async def _unary(self, method: Method, dialect: Dialect, body: bytes, context: Context) -> bytes:
         # What was accepted goes on when the caller hangs up.

@@ -14,7 +14,7 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 
 from drivers.interface import Driver, Exit, Generation
-from node.errors import CoreFailed, NodeError, NotInitialized, NotStarted, UsersRefused
+from node.errors import CoreFailed, NotInitialized, NotStarted, UsersRefused
 from node.logs import LogRing
 from node.reconcile import Pairs, Reconciler
 from node.users import Account, Accounts, Change, Refusal, Roster, diff
@@ -121,8 +121,8 @@ class Runner:
         self._say("starting", "")
         try:
             generation = await driver.launch(plan, roster.target, START_TIMEOUT)
-        except NodeError as fault:
-            self._say("failed", fault.text)
+        except Exception as fault:
+            self._say("failed", str(fault))
             raise
         self.accepted, self.roster = Accepted(driver, plan, version), roster
         self._adopt(generation)

@@ -60,11 +60,13 @@ class Api:
     """A channel to one run of the core."""
 
     def __init__(self, socket: str) -> None:
-        self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_OPTIONS)
+        self._socket = socket
+        self._channel: grpc.aio.Channel | None = None
         self._calls: dict[str, Callable[..., Awaitable[Any]]] = {}
 
     async def close(self) -> None:
-        await self._channel.close()
+        if self._channel is not None:
+            await self._channel.close()
 
     async def ready(self, seconds: float) -> xray_pb2.SysStatsResponse | None:
         """Ask whether the core answers yet: its figures, or None. Once it answers all inbounds are bound."""
@@ -141,6 +143,9 @@ class Api:
         return None
 
     async def _call(self, path: str, request: Message, reply: type[Any], seconds: float = USER_DEADLINE) -> Any:
+        if self._channel is None:
+            # Here, because a channel belongs to the loop it was made in.
+            self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=_OPTIONS)
         call = self._calls.get(path)
         if call is None:
             call = self._channel.unary_unary(path, _serialize, reply.FromString)
