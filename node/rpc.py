@@ -6,7 +6,7 @@ A stranger is refused by a stream-typed handler before any message is read; a un
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -15,9 +15,11 @@ from node.aio import Aio  # first: it sets gRPC's environment
 # isort: split
 import grpc
 import grpc.aio
+from grpc_health.v1 import health, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 from twisted.logger import Logger
 
-from node.auth import Authenticator, Dialect
+from node.auth import Authenticator, dialect
 from node.calls import Calls, LogReader, OpenFeed
 from node.errors import NodeError, Unauthenticated
 from node.methods import MAX_BODY, METHODS, SERVICE, Kind, Method
@@ -49,12 +51,14 @@ class RpcServer:
     def __init__(self, aio: Aio, calls: Calls, authenticator: Authenticator) -> None:
         self._aio = aio
         self._server: Any = None
-        self._handlers = _Handlers(aio, calls, authenticator)
+        self._gate = _Gate(authenticator)
+        self._handlers = _Handlers(aio, calls)
 
     async def start(self, host: str, port: int, credentials: grpc.ServerCredentials) -> None:
         """Bind and serve. Raises `OSError` if the port cannot be had."""
-        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server = grpc.aio.server(options=_OPTIONS, interceptors=(self._gate,))
         self._server.add_generic_rpc_handlers((self._handlers,))
+        _add_official_services(self._server)
         try:
             self._server.add_secure_port(_address(host, port), credentials)
         except RuntimeError as fault:
@@ -67,39 +71,45 @@ class RpcServer:
             await self._server.stop(GRACE)
 
 
-class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Finds the handler of a call, and whether the caller may have it."""
+class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Lets in who has the key, to every service of the server."""
 
-    def __init__(self, aio: Aio, calls: Calls, authenticator: Authenticator) -> None:
+    def __init__(self, authenticator: Authenticator) -> None:
+        self._authenticator = authenticator
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler | None:
+        authorization, x_api_key = _credentials(details.invocation_metadata)
+        try:
+            self._authenticator.check(authorization, x_api_key)
+        except Unauthenticated as fault:
+            return grpc.stream_stream_rpc_method_handler(_refusal(fault))
+        return await continuation(details)
+
+
+class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Finds the handler of a call."""
+
+    def __init__(self, aio: Aio, calls: Calls) -> None:
         self._aio = aio
         self._calls = calls
-        self._authenticator = authenticator
         self._by_path = {f"/{SERVICE.full_name}/{method.name}": method for method in METHODS}
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         method = self._by_path.get(details.method)
         if method is None:
             return None
-        metadata = [(key, value) for key, value in details.invocation_metadata if isinstance(value, str)]
-        try:
-            dialect = self._authenticator.check(
-                [value for key, value in metadata if key == "authorization"],
-                [value for key, value in metadata if key == "x-api-key"],
-            )
-        except Unauthenticated as fault:
-            return grpc.stream_stream_rpc_method_handler(_refusal(fault))
-        return self._handler(method, dialect)
-
-    def _handler(self, method: Method, dialect: Dialect) -> grpc.RpcMethodHandler:
         if method.kind is Kind.LOGS:
             return grpc.unary_stream_rpc_method_handler(self._logs)
         if method.kind is Kind.FEED:
             return grpc.stream_unary_rpc_method_handler(partial(self._feed, method))
-        return grpc.unary_unary_rpc_method_handler(partial(self._unary, method, dialect))
+        return grpc.unary_unary_rpc_method_handler(partial(self._unary, method))
 
-    async def _unary(self, method: Method, dialect: Dialect, body: bytes, context: Context) -> bytes:
+    async def _unary(self, method: Method, body: bytes, context: Context) -> bytes:
+        _, x_api_key = _credentials(context.invocation_metadata())
         # What was accepted goes on when the caller hangs up.
-        work = asyncio.ensure_future(self._aio.call(self._calls.unary, method, body, dialect))
+        work = asyncio.ensure_future(self._aio.call(self._calls.unary, method, body, dialect(x_api_key)))
         return await _answered(asyncio.shield(work), context)
 
     async def _feed(self, method: Method, messages: AsyncIterator[bytes], context: Context) -> bytes:
@@ -134,6 +144,23 @@ async def _answered(work: Awaitable[bytes], context: Context) -> bytes:
     except NodeError as fault:
         await context.abort(grpc.StatusCode[fault.grpc], fault.text)
         raise
+
+
+def _credentials(metadata: Iterable[tuple[str, str | bytes]]) -> tuple[list[str], list[str]]:
+    """The values of `authorization` and of `x-api-key`."""
+    pairs = [(key, value) for key, value in metadata or () if isinstance(value, str)]
+    return (
+        [value for key, value in pairs if key == "authorization"],
+        [value for key, value in pairs if key == "x-api-key"],
+    )
+
+
+def _add_official_services(server: Any) -> None:
+    """grpc.health.v1 and reflection, behind the same key as everything."""
+    servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
 
 
 def _refusal(fault: NodeError) -> Callable[[Any, Context], AsyncIterator[bytes]]:

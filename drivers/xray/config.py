@@ -80,7 +80,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Api:
+class Endpoint:
     """Where one run of the core has its API, and names that only it knows. `direct`: the core can listen itself."""
 
     socket: str
@@ -116,7 +116,7 @@ def plan(converted: bytes, text: str, exclude: frozenset[str]) -> Plan:
     return Plan(base, inbounds, tuple(warnings))
 
 
-def render(plan: Plan, api: Api, accounts: Mapping[str, Accounts]) -> bytes:
+def render(plan: Plan, api: Endpoint, accounts: Mapping[str, Accounts]) -> bytes:
     """The serialised configuration of one run: the plan, its users, the API."""
     config = Config()
     config.CopyFrom(plan.base)
@@ -247,7 +247,7 @@ def _bound_balancers(router: xray_pb2.RouterConfig, tags: list[str]) -> None:
             balancer.outbound_selector[:] = tags
 
 
-def _add_api(config: Config, api: Api) -> None:
+def _add_api(config: Config, api: Endpoint) -> None:
     commander = xray_pb2.CommanderConfig(tag=api.outbound)
     commander.service.extend(TypedMessage(type=service) for service in API_SERVICES)
     if api.direct:
@@ -257,7 +257,7 @@ def _add_api(config: Config, api: Api) -> None:
     config.app.append(TypedMessage(type=COMMANDER, value=commander.SerializeToString()))
 
 
-def _add_api_inbound(config: Config, api: Api) -> None:
+def _add_api_inbound(config: Config, api: Endpoint) -> None:
     """The API of a core that cannot listen on a unix socket itself: an inbound that can, and the first routing rule.
 
     Without a port the first connection would end the core.

@@ -10,7 +10,7 @@ from twisted.logger import Logger
 from drivers.interface import Exit, Host
 from drivers.process import CoreProcess
 from drivers.xray.api import MAX_REQUEST, Api, ApiFailed, Operation
-from drivers.xray.config import Plan
+from drivers.xray.config import Endpoint, Plan
 from node.errors import CoreFailed
 from node.ledger import DIRECTIONS, Counter, Scope
 from node.users import Accounts, Change, Refusal, apply, key_of
@@ -25,14 +25,21 @@ class XrayGeneration:
 
     log = Logger()
 
-    def __init__(self, host: Host, plan: Plan, process: CoreProcess, api: Api, names: frozenset[str]) -> None:
+    def __init__(
+        self,
+        host: Host,
+        plan: Plan,
+        process: CoreProcess,
+        api: Api,
+        endpoint: Endpoint,
+        started: Mapping[str, Accounts],
+    ) -> None:
         self._host = host
         self._plan = plan
         self._process = process
         self._api = api
-        # The tags of the node's own inbound and outbound in this run.
-        self._names = names
-        self.accounts: dict[str, Accounts] = {}
+        self._names = frozenset((endpoint.inbound, endpoint.outbound))
+        self.accounts = {tag: dict(accounts) for tag, accounts in started.items()}
 
     @property
     def alive(self) -> bool:

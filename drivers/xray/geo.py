@@ -34,7 +34,9 @@ def assets(configured: Path | None, executable: Path, private: Path) -> Path:
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
     for directory in candidates:
         _link_lists(directory, private)
-    (private / "geoip.dat").write_bytes(private_geoip())
+    geoip = private / "geoip.dat"
+    if not geoip.is_file():
+        geoip.write_bytes(private_geoip())
     return private
 
 

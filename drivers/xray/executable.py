@@ -1,0 +1,85 @@
+"""The Xray on this machine: where it is, which version, and the environment that it runs in."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from twisted.internet.threads import deferToThreadPool
+
+from drivers import process
+from drivers.cores import InstallError, choose
+from drivers.install import find
+from drivers.interface import Host
+from drivers.xray.geo import assets
+from node.errors import CoreFailed
+
+Version = tuple[int, int, int]
+_VERSION = re.compile(r"^Xray (\d+)\.(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True)
+class Executable:
+    """One executable file as it is now."""
+
+    path: Path
+    version: Version
+    environment: dict[str, str]
+
+
+class Installation:
+    """Finds the executable once, and asks for its version again when the file changes."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._path: Path | None = None
+        # The version, and the time of the file's change that it belongs to.
+        self._version: tuple[int, Version] | None = None
+
+    async def current(self) -> Executable:
+        """The executable to run now. Raises `CoreFailed` with what to do if there is none."""
+        if self._path is None or not self._path.is_file():
+            self._path, self._version = await self._find(), None
+        path, environment = self._path, self._environment(self._path)
+        changed = path.stat().st_mtime_ns
+        if self._version is None or self._version[0] != changed:
+            self._version = changed, await self._ask_version(path, environment)
+        return Executable(path, self._version[1], environment)
+
+    async def _find(self) -> Path:
+        configured = self._host.settings.get("XRAY_EXECUTABLE_PATH") or None
+        pool = self._host.reactor.getThreadPool()
+        try:
+            found = await deferToThreadPool(self._host.reactor, pool, find, choose("xray"), configured)
+        except InstallError as fault:
+            raise CoreFailed(str(fault)) from fault
+        if found is None:
+            raise CoreFailed("there is no Xray on this machine: run `python -m drivers.install xray`")
+        return found
+
+    async def _ask_version(self, path: Path, environment: dict[str, str]) -> Version:
+        done = await process.run(
+            self._host.reactor, [str(path), "version"], environment=environment, owner=self._host.directory
+        )
+        match = _VERSION.match(done.lines[0]) if done.lines else None
+        if match is None:
+            raise CoreFailed(f"{path} does not say which Xray it is; set XRAY_EXECUTABLE_PATH to one that works")
+        major, minor, patch = match.groups()
+        return int(major), int(minor), int(patch)
+
+    def _environment(self, path: Path) -> dict[str, str]:
+        """Clean: nothing of the node's own reaches the core, its key least of all."""
+        configured = self._host.settings.get("XRAY_ASSETS_PATH")
+        directory = assets(Path(configured) if configured else None, path, self._host.directory / "assets")
+        environment = {
+            "PATH": os.defpath,
+            "TZ": "UTC",
+            "XRAY_LOCATION_ASSET": str(directory),
+            # Else listeners are MPTCP, and cannot be handed over to a next generation.
+            "GODEBUG": "multipathtcp=0",
+        }
+        if self._host.settings.get("XRAY_SPLICE", "off") != "on":
+            environment["XRAY_BUF_SPLICE"] = "disable"
+        return environment
