@@ -49,7 +49,7 @@ class Backend:
     async def close(self) -> None:
         """The node ends, and the core with it."""
         self._set_keep_alive(0)
-        await self._runner.stop("the node is shutting down")
+        await self._runner.close()
 
     # Lifecycle
 

@@ -49,9 +49,10 @@ class Ledger:
             key = self._key(counter)
             self._pending[key] = self._pending.get(key, 0) + (value - before if value >= before else value)
 
-    def close(self, run: object) -> None:
-        """The run is over: its readings are no longer compared with."""
-        self._last.pop(run, None)
+    def keep(self, runs: Iterable[object]) -> None:
+        """Only these runs go on; the readings of the others are no longer compared with."""
+        going = set(runs)
+        self._last = {run: last for run, last in self._last.items() if run in going}
 
     def all(self, scope: Scope) -> list[tuple[Counter, int]]:
         """Users who have bytes; every inbound or outbound, both directions, zeros too."""

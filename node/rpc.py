@@ -26,7 +26,7 @@ from node.methods import MAX_BODY, METHODS, SERVICE, Kind, Method
 from protos.service_pb2 import Log
 
 # Seconds that calls under way may take to end at shutdown.
-GRACE = 2.0
+GRACE = 1.0
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_BODY),
     ("grpc.max_send_message_length", MAX_BODY),

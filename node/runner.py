@@ -14,7 +14,7 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 
 from drivers.interface import Driver, Exit, Generation
-from node.errors import CoreFailed, NotInitialized, NotStarted, UsersRefused
+from node.errors import CoreFailed, NotInitialized, NotStarted, ShuttingDown, UsersRefused
 from node.logs import LogRing
 from node.reconcile import Pairs, Reconciler
 from node.users import Account, Accounts, Change, Refusal, Roster, diff
@@ -54,6 +54,7 @@ class Runner:
         self.generations: list[Generation] = []
         self.state = "stopped"
         self.reason = ""
+        self._closed = False
 
     def require(self) -> None:
         """Raises what a call that needs a running core fails with."""
@@ -71,6 +72,11 @@ class Runner:
     async def stop(self, reason: str) -> None:
         """End the backend; its counters are read first. Without one there is nothing to do."""
         await self._in_turn(lambda: self._stop(reason))
+
+    async def close(self) -> None:
+        """The node ends: the core goes, and no other comes."""
+        self._closed = True
+        await self.stop("the node is shutting down")
 
     async def put(self, user: User) -> tuple[Pairs, list[Refusal]]:
         """Take one user into the roster, behind whatever control is under way. `settle` brings him into force."""
@@ -112,6 +118,8 @@ class Runner:
         return await self._turn.run(work)
 
     async def _start(self, driver: Driver, request: Backend) -> None:
+        if self._closed:
+            raise ShuttingDown
         version = await driver.version()
         plan = await driver.prepare(request.config, frozenset(request.exclude_inbounds))
         if self.generations:
@@ -125,8 +133,8 @@ class Runner:
             self._say("failed", str(fault))
             raise
         self.accepted, self.roster = Accepted(driver, plan, version), roster
-        self._adopt(generation)
         self._say("running", "")
+        self._adopt(generation)
         self._tell_start(plan.warnings, refused)
 
     async def _stop(self, reason: str) -> None:

@@ -49,7 +49,9 @@ class Traffic:
         return StatResponse(stats=[self._stat(counter, value) for counter, value in rows])
 
     async def _read(self) -> None:
-        for generation in list(self._generations()):
+        generations = list(self._generations())
+        self._ledger.keep(generations)
+        for generation in generations:
             try:
                 self._ledger.book(generation, await generation.counters())
             except NodeError as fault:
