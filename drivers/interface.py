@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from twisted.internet.defer import Deferred
 
 from node.aio import Aio
-from node.ledger import Counter
+from node.ledger import Counter, Scope
 from node.logs import Log
 from node.users import Account, Accounts, Change, Refusal
 from protos.service_pb2 import BackendStatsResponse, User
@@ -75,8 +75,12 @@ class Generation(Protocol):
     def when_exited(self) -> Deferred[Exit]:
         """Fires when the process is gone; a Deferred of its own for each caller."""
 
+    @property
+    def uncounted(self) -> frozenset[Scope]:
+        """What this run cannot count; asked for, it is unsupported."""
+
     async def counters(self) -> Mapping[Counter, int]:
-        """All counters, cumulative since this process began. Never resets them. Raises `errors.Unsupported`."""
+        """All counters, cumulative since this process began. Never resets them. Raises `errors.CoreFailed`."""
 
     async def online(self, key: str) -> Mapping[str, int]:
         """A user's addresses and when each was last seen (Unix seconds); empty when offline or unknown."""

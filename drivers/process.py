@@ -11,6 +11,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -210,7 +211,8 @@ def sweep(owner: Path) -> list[int]:
     """Kill what an earlier node with this directory left behind, and wait for it. Returns the process numbers."""
     orphans = [process for process in psutil.process_iter() if _owner(process) == str(owner)]
     for orphan in orphans:
-        orphan.kill()
+        with suppress(psutil.NoSuchProcess):
+            orphan.kill()
     psutil.wait_procs(orphans, timeout=TERM_SECONDS)
     return [orphan.pid for orphan in orphans]
 

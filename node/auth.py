@@ -54,9 +54,7 @@ def _digest(key: str) -> bytes:
 
 
 def _canonical(key: str) -> bytes:
-    if len(key) in (32, 36):
-        try:
-            return uuid.UUID(key).bytes
-        except ValueError:
-            pass
-    return key.encode("utf-8", "surrogateescape")
+    try:
+        return uuid.UUID(key).bytes
+    except ValueError:
+        return key.encode("utf-8", "surrogateescape")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.internet.defer import Deferred, DeferredSemaphore, ensureDeferred, gatherResults
 from twisted.logger import Logger
 
-from node.errors import InvalidRequest, NodeError, TooLarge
+from node.errors import Internal, InvalidRequest, NodeError, TooLarge
 from node.methods import MAX_BODY
 from node.runner import Runner, raise_refused
 from node.users import Refusal
@@ -49,6 +49,9 @@ class UserFeed:
         except NodeError as fault:
             self._fault = fault
             self.log.warn("user {email} was not applied: {reason}", email=user.email, reason=fault.text)
+        except Exception as fault:  # noqa: BLE001 - logged, and told at the end
+            self.log.failure("user {email} was not applied", email=user.email)
+            self._fault = Internal(f"internal error for user {user.email!r}: {type(fault).__name__}")
         finally:
             self._room.release()
 

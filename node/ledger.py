@@ -46,8 +46,11 @@ class Ledger:
         for counter, value in reading.items():
             before = last.get(counter, 0)
             last[counter] = value
+            added = value - before if value >= before else value
             key = self._key(counter)
-            self._pending[key] = self._pending.get(key, 0) + (value - before if value >= before else value)
+            self._pending[key] = self._pending.get(key, 0) + added
+            if added and counter.scope is Scope.USER:
+                self._spell(key.name, counter.name)
 
     def keep(self, runs: Iterable[object]) -> None:
         """Only these runs go on; the readings of the others are no longer compared with."""
@@ -57,7 +60,10 @@ class Ledger:
     def all(self, scope: Scope) -> list[tuple[Counter, int]]:
         """Users who have bytes; every inbound or outbound, both directions, zeros too."""
         rows = [(counter, value) for counter, value in self._pending.items() if counter.scope is scope]
-        return [row for row in rows if row[1] or scope is not Scope.USER]
+        if scope is Scope.USER:
+            return [row for row in rows if row[1]]
+        names = dict.fromkeys(counter.name for counter, _ in rows)
+        return [row for name in names for row in self.one(scope, name) or ()]
 
     def one(self, scope: Scope, name: str) -> list[tuple[Counter, int]] | None:
         """Both directions of one name; None if it was never counted."""
@@ -79,11 +85,14 @@ class Ledger:
     def _key(self, counter: Counter) -> Counter:
         if counter.scope is not Scope.USER:
             return counter
-        key = key_of(counter.name)
-        if key == counter.name:
-            return counter
-        self._spelling[key] = counter.name
-        return counter._replace(name=key)
+        return counter._replace(name=key_of(counter.name))
+
+    def _spell(self, key: str, name: str) -> None:
+        """Who has two spellings is named as he was counted last."""
+        if key == name:
+            self._spelling.pop(key, None)
+        else:
+            self._spelling[key] = name
 
     @staticmethod
     def _find(scope: Scope, name: str, direction: str) -> Counter:

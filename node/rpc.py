@@ -6,7 +6,7 @@ A stranger is refused by a stream-typed handler before any message is read; a un
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -109,15 +109,15 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _unary(self, method: Method, body: bytes, context: Context) -> bytes:
         _, x_api_key = _credentials(context.invocation_metadata())
         # What was accepted goes on when the caller hangs up.
-        work = asyncio.ensure_future(self._aio.call(self._calls.unary, method, body, dialect(x_api_key)))
-        return await _answered(asyncio.shield(work), context)
+        work = _lasting(self._aio.call(self._calls.unary, method, body, dialect(x_api_key)))
+        return await _answered(work, context)
 
     async def _feed(self, method: Method, messages: AsyncIterator[bytes], context: Context) -> bytes:
         async def whole() -> bytes:
             feed: OpenFeed = await self._aio.call(_opened, self._calls, method)
             async for message in messages:
                 await self._aio.call(feed.feed, message)
-            return await asyncio.shield(asyncio.ensure_future(self._aio.call(feed.finish)))
+            return await _lasting(self._aio.call(feed.finish))
 
         return await _answered(whole(), context)
 
@@ -135,6 +135,13 @@ async def _reading(calls: Calls) -> LogReader:
 
 async def _opened(calls: Calls, method: Method) -> OpenFeed:
     return calls.open(method)
+
+
+def _lasting(work: Coroutine[Any, Any, bytes]) -> Awaitable[bytes]:
+    """Goes on when the caller hangs up; then nobody is left to be told how it ended."""
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return asyncio.shield(task)
 
 
 async def _answered(work: Awaitable[bytes], context: Context) -> bytes:

@@ -105,12 +105,12 @@ class Runner:
 
     async def update(self, users: Iterable[User]) -> None:
         """Add, change or remove these users, as one. Raises `UsersRefused` after all others were applied."""
-        touched: Pairs = set()
-        refused: list[Refusal] = []
-        for user in users:
-            pairs, bad = await self.put(user)
-            touched |= pairs
-            refused += bad
+
+        async def put_all() -> tuple[Pairs, list[Refusal]]:
+            self.require()
+            return self.roster.put_all(users)
+
+        touched, refused = await self._in_turn(put_all)
         raise_refused(refused + await self.settle(touched))
 
     async def _in_turn(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:

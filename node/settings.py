@@ -75,16 +75,23 @@ class Settings:
     notify: Mapping[str, str]
 
 
-def load(options: Mapping[str, str], directory: Path, environ: Mapping[str, str] | None = None) -> Settings:
-    """The settings of this process. `options` by setting name. Raises `BadSettings`."""
+def given(options: Mapping[str, str], directory: Path, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The settings that somebody set, by name, unchecked. `options` by setting name. Raises `BadSettings`."""
     environ = os.environ if environ is None else environ
     known = {setting.name for setting in SETTINGS}
-    values = {setting.name: setting.default for setting in SETTINGS}
     explicit: dict[str, str] = {}
     for source in (_read_env_file(directory / ".env"), environ, options):
         explicit |= {name: value.strip() for name, value in source.items() if name in known and value.strip()}
+    return explicit
+
+
+def load(options: Mapping[str, str], directory: Path, environ: Mapping[str, str] | None = None) -> Settings:
+    """The settings of this process. `options` by setting name. Raises `BadSettings`."""
+    environ = os.environ if environ is None else environ
+    explicit = given(options, directory, environ)
+    values = {setting.name: setting.default for setting in SETTINGS} | explicit
     notify = {name: value for name, value in environ.items() if name in _SYSTEMD}
-    return _Check(values | explicit, explicit, directory).settings(notify)
+    return _Check(values, explicit, directory).settings(notify)
 
 
 class _Check:
@@ -118,7 +125,11 @@ class _Check:
         return settings
 
     def _path(self, name: str) -> Path:
-        return (self._directory / Path(self._values[name]).expanduser()).absolute()
+        try:
+            return (self._directory / Path(self._values[name]).expanduser()).absolute()
+        except RuntimeError as fault:
+            self._faults.append(f"{name}: {fault}")
+            return self._directory
 
     def _file(self, name: str, default: Path) -> Path:
         path = self._path(name) if self._values[name] else default
@@ -128,10 +139,10 @@ class _Check:
 
     def _number(self, name: str, least: int, most: int) -> int:
         text = self._values[name]
-        if text.isascii() and text.isdigit() and least <= int(text) <= most:
+        if text.isascii() and text.isdigit() and len(text) <= len(str(most)) and least <= int(text) <= most:
             return int(text)
         self._faults.append(f"{name}: {text!r} is not a number from {least} to {most}")
-        return least
+        return 0
 
     def _choice(self, name: str, choices: Mapping[str, bool]) -> bool:
         text = self._values[name].lower()
@@ -147,7 +158,7 @@ class _Check:
         single = self._values["SERVICE_PORT"]
         chosen = protocol or ("grpc" if single else "")
         rest, grpc = self._port("REST_PORT", "rest", chosen), self._port("GRPC_PORT", "grpc", chosen)
-        if rest is not None and rest == grpc:
+        if rest and rest == grpc:
             self._faults.append(f"REST_PORT and GRPC_PORT are both {rest}")
         return rest, grpc
 

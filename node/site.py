@@ -233,7 +233,12 @@ class Site(server.Site):
     protocol = Channel  # type: ignore[assignment]
 
     def __init__(
-        self, resource: IResource, authenticator: Authenticator, reactor: IReactorTime, limits: Limits | None = None
+        self,
+        resource: IResource,
+        authenticator: Authenticator,
+        reactor: IReactorTime,
+        limits: Limits | None = None,
+        log_requests: bool = False,
     ) -> None:
         # No timeout: the channel has its own timer.
         super().__init__(resource, reactor=reactor, timeout=None, parsePOSTFormSubmission=False)
@@ -241,6 +246,7 @@ class Site(server.Site):
         self.limits = limits or Limits()
         self.connections: set[Channel] = set()
         self._quiet_until = 0.0
+        self._log_requests = log_requests
 
     def acceptableProtocols(self) -> list[bytes]:
         return [b"http/1.1"]
@@ -250,6 +256,8 @@ class Site(server.Site):
 
     def log(self, request: http.Request) -> None:
         """One line about an answered request, for debugging; never a body or a header."""
+        if not self._log_requests:
+            return
         method, path = (part.decode("ascii", "backslashreplace") for part in (request.method, request.path))
         ms = round((self.reactor.seconds() - getattr(request, "began", 0.0)) * 1000, 1)
         peer = request.getClientAddress()

@@ -19,7 +19,8 @@ class StateDirectory:
     """STATE_DIR, and the directory below it for what lives as long as the process (sockets)."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        # Resolved, because systemd's StateDirectory may be a link, and because cores carry the name.
+        self.path = path.resolve()
         self._lock: IO[str] | None = None
 
     @property

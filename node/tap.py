@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.error import CannotListenError
 from twisted.logger import Logger
 from twisted.python.usage import Options as UsageOptions
+from twisted.python.usage import UsageError
 
 from drivers.interface import Host
 from drivers.registry import REGISTRY
@@ -47,6 +50,18 @@ class Options(UsageOptions):
         for setting in SETTINGS
         if not setting.secret
     ]
+
+    def parseOptions(self, options: Sequence[str] | None = None) -> None:
+        """Twisted takes abbreviations; here `--api-key=…` would be one, and put the key where everybody can read it."""
+        words = list(sys.argv[1:] if options is None else options)
+        for name in (word.partition("=")[0] for word in words if word.startswith("--")):
+            if name[2:] not in self._names():
+                raise UsageError(f"there is no option {name}")
+        super().parseOptions(words)
+
+    def _names(self) -> set[str]:
+        """Every option, spelled in full."""
+        return {option.rstrip("=") for option in self.longOpt}
 
     def settings(self) -> dict[str, str]:
         """What was given, by setting name."""
@@ -85,12 +100,14 @@ class NodeService(Service):
         calls = Calls(self._backend, self._ring)
         authenticator = Authenticator(settings.api_key)
         self._rpc = RpcServer(self._aio, calls, authenticator)
-        self._site = Site(make_app(calls), authenticator, reactor)
+        self._site = Site(make_app(calls), authenticator, reactor, log_requests=settings.debug)
         self._systemd = Systemd(Notifier.from_environment(settings.notify), reactor)
         self._rest_port: Any = None
 
     def startService(self) -> None:
         super().startService()
+        # Whatever the node and its cores write is theirs alone.
+        os.umask(0o077)
         try:
             self._state.claim()
             self._certificates.load()

@@ -8,7 +8,7 @@ from twisted.internet.defer import DeferredLock, ensureDeferred
 from twisted.logger import Logger
 
 from drivers.interface import Generation
-from node.errors import InvalidRequest, NodeError, UnknownName
+from node.errors import InvalidRequest, NodeError, UnknownName, Unsupported
 from node.ledger import DIRECTIONS, Counter, Ledger, Scope
 from protos import service_pb2
 from protos.service_pb2 import Stat, StatRequest, StatResponse
@@ -59,16 +59,24 @@ class Traffic:
 
     def _rows(self, request: StatRequest) -> list[tuple[Counter, int]]:
         if request.type in _ALL:
+            self._require(_ALL[request.type])
             return self._ledger.all(_ALL[request.type])
         if request.type not in _ONE:
             raise InvalidRequest(f"there is no kind of statistics with number {request.type}")
         scope = _ONE[request.type]
+        self._require(scope)
         rows = self._ledger.one(scope, request.name)
         if rows is None and scope is Scope.USER and self._is_user(request.name):
             rows = [(Counter(scope, request.name, direction), 0) for direction in DIRECTIONS]
         if rows is None:
             raise UnknownName(f"there is no {scope.value} {request.name!r}")
         return rows
+
+    def _require(self, scope: Scope) -> None:
+        if any(scope in generation.uncounted for generation in self._generations()):
+            raise Unsupported(
+                f"this core cannot count {scope.value}s with this configuration: see the warnings of info"
+            )
 
     def _stat(self, counter: Counter, value: int) -> Stat:
         return Stat(name=self._ledger.spelled(counter), type=counter.direction, link="traffic", value=value)

@@ -78,10 +78,7 @@ class Roster:
     def of(cls, users: Iterable[User], tags: Iterable[str], account_of: AccountOf) -> tuple[Roster, list[Refusal]]:
         """The roster of a whole set, and who of it could not be used. Of two entries with one e-mail the last wins."""
         roster = cls(tags, account_of)
-        refused: list[Refusal] = []
-        for user in one_spelling(users, refused):
-            _, bad = roster.put(user)
-            refused += bad
+        _, refused = roster.put_all(users)
         return roster, refused
 
     def put(self, user: User) -> tuple[set[tuple[str, str]], list[Refusal]]:
@@ -95,7 +92,7 @@ class Roster:
         tags = [tag for tag in dict.fromkeys(user.inbounds) if tag in self.target]
         if not tags:
             return self.remove(key), []
-        packed = user.SerializeToString()
+        packed = normal(user, tags).SerializeToString()
         if self.users.get(key) == packed:
             return set(), self._refusals(key, email, tags)
         touched = self.remove(key)
@@ -110,6 +107,21 @@ class Roster:
             if account is not None:
                 touched.add((tag, key))
                 refused += self._claim(tag, key, email, account)
+        return touched, refused
+
+    def put_all(self, users: Iterable[User]) -> tuple[set[tuple[str, str]], list[Refusal]]:
+        """The same for several users as one change: what was refused is judged when all of them are in."""
+        refused: list[Refusal] = []
+        touched: set[tuple[str, str]] = set()
+        doubtful: list[User] = []
+        for user in one_spelling(users, refused):
+            pairs, bad = self.put(user)
+            touched |= pairs
+            if bad:
+                doubtful.append(user)
+        for user in doubtful:
+            _, bad = self.put(user)
+            refused += bad
         return touched, refused
 
     def remove(self, key: str) -> set[tuple[str, str]]:
@@ -165,6 +177,13 @@ class Roster:
                     Refusal(email, f"{tag}: {self._holder[tag][account.credential]!r} has the same credential")
                 )
         return refused
+
+
+def normal(user: User, tags: list[str]) -> User:
+    """The user with these inbounds in order: controllers send them in any."""
+    kept = User(email=user.email, inbounds=sorted(tags))
+    kept.proxies.CopyFrom(user.proxies)
+    return kept
 
 
 def one_spelling(users: Iterable[User], refused: list[Refusal]) -> Iterator[User]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import re
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ CIPHERS = {
 DEFAULT_CIPHER = "chacha20-ietf-poly1305"
 # Key bytes of the methods of Shadowsocks-2022 that have several users.
 KEY_BYTES = {"2022-blake3-aes-128-gcm": 16, "2022-blake3-aes-256-gcm": 32}
+
+
+_UUID = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}")
 
 
 @dataclass(frozen=True)
@@ -136,10 +140,9 @@ def parse_uuid(text: str) -> uuid.UUID:
         digest[6] = digest[6] & 0x0F | 5 << 4
         digest[8] = digest[8] & 0x3F | 2 << 6
         return uuid.UUID(bytes=bytes(digest))
-    try:
-        return uuid.UUID(text)
-    except ValueError as fault:
-        raise Unusable("the id is not a UUID") from fault
+    if not _UUID.fullmatch(text):
+        raise Unusable("the id is not a UUID")
+    return uuid.UUID(text)
 
 
 def shadowsocks_2022_key(password: str, size: int) -> bytes:

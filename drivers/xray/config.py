@@ -16,6 +16,7 @@ from drivers.xray import streams
 from drivers.xray.accounts import BUILDERS, KEY_BYTES, Inbound
 from drivers.xray.text import Hints, hints
 from node.errors import InvalidConfig
+from node.ledger import Scope
 from node.users import Account, Accounts
 from protos import service_pb2, xray_pb2
 from protos.xray_pb2 import Config, InboundHandlerConfig, OutboundHandlerConfig, TypedMessage
@@ -51,6 +52,9 @@ API_SERVICES = (
     "xray.app.proxyman.command.Config",
     "xray.app.stats.command.Config",
 )
+Version = tuple[int, int, int]
+HYSTERIA_MISCOUNTED: Version = (26, 3, 27)
+API_PREFIX = "txnode-api-"
 _CONSOLE = 1
 _UNIX = 4
 
@@ -62,6 +66,7 @@ class Plan:
     base: Config
     inbounds: Mapping[str, Inbound]
     warnings: tuple[str, ...]
+    uncounted: frozenset[Scope] = frozenset()
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -93,10 +98,10 @@ class Endpoint:
 
     @property
     def outbound(self) -> str:
-        return f"txnode-api-{self.token}"
+        return API_PREFIX + self.token
 
 
-def plan(converted: bytes, text: str, exclude: frozenset[str]) -> Plan:
+def plan(converted: bytes, text: str, exclude: frozenset[str], version: Version = HYSTERIA_MISCOUNTED) -> Plan:
     """Take over a configuration that was converted from `text`. Raises `InvalidConfig` for what would kill the core."""
     base = Config.FromString(converted)
     inbounds: dict[str, Inbound] = {}
@@ -112,8 +117,11 @@ def plan(converted: bytes, text: str, exclude: frozenset[str]) -> Plan:
     if not base.outbound:
         # The first outbound is the default one. Without any it would be the API's.
         base.outbound.append(OutboundHandlerConfig(tag="", proxy_settings=TypedMessage(type=BLACKHOLE)))
-    _take_over_apps(base)
-    return Plan(base, inbounds, tuple(warnings))
+    uncounted = _uncounted(inbounds.values(), version)
+    if uncounted:
+        warnings.append("inbounds are not counted: beside a Hysteria inbound this Xray would count its users as 0")
+    _take_over_apps(base, count_inbounds=not uncounted)
+    return Plan(base, inbounds, tuple(warnings), uncounted)
 
 
 def render(plan: Plan, api: Endpoint, accounts: Mapping[str, Accounts]) -> bytes:
@@ -156,7 +164,8 @@ def _refuse_deadly(handler: InboundHandlerConfig) -> None:
 def _manage(handler: InboundHandlerConfig, hint: Hints, warnings: list[str]) -> Inbound | None:
     """Strip an inbound's own users and say how to build the supplied ones; None leaves it as it is."""
     settings = handler.proxy_settings
-    _promote_to_multi_user(settings)
+    if handler.tag:
+        _promote_to_multi_user(settings)
     protocol = PROTOCOLS.get(settings.type)
     if protocol is None:
         if settings.type in UNSUPPORTED:
@@ -171,7 +180,8 @@ def _manage(handler: InboundHandlerConfig, hint: Hints, warnings: list[str]) -> 
     method = hint.method or _method_of(users, protocol)
     users.ClearField("users")
     settings.value = users.SerializeToString()
-    streams.strip_shared_password(handler)
+    if protocol == "hysteria":
+        streams.strip_shared_password(handler)
     vision = protocol == "vless" and streams.carries_vision(handler)
     return Inbound(handler.tag, protocol, vision, hint.flow if vision else "", method)
 
@@ -201,13 +211,19 @@ def _method_of(users: xray_pb2.UsersConfig, protocol: str) -> str:
     return {5: "aes-128-gcm", 6: "aes-256-gcm", 8: "xchacha20-poly1305"}.get(cipher, "")
 
 
-def _take_over_apps(base: Config) -> None:
+def _uncounted(inbounds: Iterable[Inbound], version: Version) -> frozenset[Scope]:
+    """Where inbounds are counted, 26.3.27 does not find Hysteria's user behind the counter (Xray-core issue 5868)."""
+    hysteria = any(inbound.protocol == "hysteria" for inbound in inbounds)
+    return frozenset({Scope.INBOUND} if hysteria and version <= HYSTERIA_MISCOUNTED else ())
+
+
+def _take_over_apps(base: Config, count_inbounds: bool) -> None:
     """Counting is on, logs go to the console, other APIs are gone; every other app stays as it is and where it is."""
     kept = [app for app in base.app if app.type not in (COMMANDER, METRICS)]
     del base.app[:]
     base.app.extend(kept)
     _edit(base, LOG, xray_pb2.LogConfig, _take_over_log)
-    _edit(base, POLICY, xray_pb2.PolicyConfig, _count_everything)
+    _edit(base, POLICY, xray_pb2.PolicyConfig, lambda policy: _count(policy, count_inbounds))
     tags = [outbound.tag for outbound in base.outbound if outbound.tag]
     _edit(base, ROUTER, xray_pb2.RouterConfig, lambda router: _bound_balancers(router, tags))
     if not any(app.type == STATS for app in base.app):
@@ -231,20 +247,26 @@ def _take_over_log(log: xray_pb2.LogConfig) -> None:
     log.access_log_type = _CONSOLE if log.access_log_type else 0
 
 
-def _count_everything(policy: xray_pb2.PolicyConfig) -> None:
+def _count(policy: xray_pb2.PolicyConfig, inbounds: bool) -> None:
     for level in {0, *policy.level}:
         stats = policy.level[level].stats
         stats.user_uplink = stats.user_downlink = stats.user_online = True
     system = policy.system.stats
-    system.inbound_uplink = system.inbound_downlink = True
+    system.inbound_uplink = system.inbound_downlink = inbounds
     system.outbound_uplink = system.outbound_downlink = True
 
 
 def _bound_balancers(router: xray_pb2.RouterConfig, tags: list[str]) -> None:
-    """An empty selector means every outbound; the API's is one of them, so it is written out."""
+    """A selector is the beginning of tags; one that the API's tag begins with too is written out."""
     for balancer in router.balancing_rule:
-        if "" in balancer.outbound_selector:
-            balancer.outbound_selector[:] = tags
+        written = [_written_out(selector, tags) for selector in balancer.outbound_selector]
+        balancer.outbound_selector[:] = dict.fromkeys(selector for selectors in written for selector in selectors)
+
+
+def _written_out(selector: str, tags: list[str]) -> list[str]:
+    if not API_PREFIX.startswith(selector):
+        return [selector]
+    return [tag for tag in tags if tag.startswith(selector)]
 
 
 def _add_api(config: Config, api: Endpoint) -> None:

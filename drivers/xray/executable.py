@@ -13,10 +13,10 @@ from drivers import process
 from drivers.cores import InstallError, choose
 from drivers.install import find
 from drivers.interface import Host
+from drivers.xray.config import Version
 from drivers.xray.geo import assets
 from node.errors import CoreFailed
 
-Version = tuple[int, int, int]
 _VERSION = re.compile(r"^Xray (\d+)\.(\d+)\.(\d+)")
 
 

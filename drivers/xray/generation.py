@@ -46,6 +46,10 @@ class XrayGeneration:
         return self._process.exit is None
 
     @property
+    def uncounted(self) -> frozenset[Scope]:
+        return self._plan.uncounted
+
+    @property
     def pid(self) -> int | None:
         return self._process.pid
 

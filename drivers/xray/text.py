@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 # A string is matched first, so that what looks like a comment inside one stays.
-_STRING_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|#[^\n]*|/\*.*?\*/', re.DOTALL)
+_STRING_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|#[^\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
 
 
 class Hints(NamedTuple):
@@ -31,7 +31,7 @@ def hints(text: str, inbounds: int) -> list[Hints]:
     """For each of the `inbounds` inbounds, in order, its hints; empty ones where the text cannot be read."""
     try:
         found = list(_hints(parse(text)))
-    except ValueError:
+    except (ValueError, RecursionError):
         found = []
     return found if len(found) == inbounds else [Hints()] * inbounds
 
