@@ -1,0 +1,171 @@
+"""What the end-to-end tests share: a node, controllers over both transports, a destination, every kind of inbound."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protos import service_pb2
+from tests.harness import certs, transfer
+from tests.harness.backend import backend, user
+from tests.harness.controller import Controller, RestController, RpcController
+from tests.harness.core import Json, XrayClient
+from tests.harness.cover import CoverServer
+from tests.harness.echo import EchoServer
+from tests.harness.inbounds import SERVER_NAME, Kind, kinds
+from tests.harness.node import NodeProcess
+from tests.harness.ports import free_port
+from tests.harness.users import TestUser
+
+# Xray never lists 127.0.0.1 as online.
+SOURCE = "127.0.0.2"
+TRANSPORTS: Mapping[str, Callable[[NodeProcess], RestController | RpcController]] = {
+    "rest": RestController,
+    "grpc": RpcController,
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """An inbound of the node, on a port of its own."""
+
+    kind: Kind
+    tag: str
+    port: int = field(default_factory=free_port)
+
+    @property
+    def inbound(self) -> Json:
+        return self.kind.inbound(self.port, self.tag)
+
+    def outbound(self, person: TestUser, source: str = SOURCE) -> Json:
+        return self.kind.outbound(self.port, person, source=source)
+
+
+def member(person: TestUser, *places: Place) -> service_pb2.User:
+    """The user as a controller sends him for these inbounds; with none, his removal."""
+    return user(person, {place.tag: place.kind for place in places})
+
+
+def run(
+    controller: Controller, places: Iterable[Place], users: Iterable[service_pb2.User] = (), **extra: Any
+) -> service_pb2.BaseInfoResponse:
+    """Start a backend with these inbounds and users; `extra` is as in `backend_config`."""
+    return controller.start(backend([place.inbound for place in places], users, **extra))
+
+
+@contextmanager
+def way(place: Place, person: TestUser, source: str = SOURCE) -> Iterator[int]:
+    """The SOCKS port of a client core that connects to the inbound as this user."""
+    port = free_port()
+    with XrayClient({port: place.outbound(person, source)}):
+        yield port
+
+
+@contextmanager
+def connection(place: Place, person: TestUser, echo: EchoServer) -> Iterator[socket.socket]:
+    """A connection to the echo server through the inbound. Raises `OSError` if there is no way."""
+    with way(place, person) as port, transfer.connect(port, echo) as link:
+        yield link
+
+
+def gets_in(place: Place, person: TestUser, echo: EchoServer, timeout: float = 1.0) -> bool:
+    """Whether a client that is new reaches the echo server through the inbound as this user."""
+    before = echo.connections
+    with way(place, person) as port:
+        try:
+            transfer.connect(port, echo, timeout).close()
+        except OSError:
+            assert echo.connections == before, "he did not get an answer, but he got in"
+            return False
+        return True
+
+
+def stays_out(place: Place, person: TestUser, echo: EchoServer) -> bool:
+    """Whether he does not reach it; some protocols leave a stranger waiting, so this has a shorter patience."""
+    return not gets_in(place, person, echo, timeout=0.5)
+
+
+@contextmanager
+def talking(link: socket.socket) -> Iterator[None]:
+    """Echoes over the connection without a pause inside the block; fails at its end if one did not come back."""
+    over = threading.Event()
+
+    def talk() -> None:
+        transfer.echo(link, b"first")
+        while not over.is_set():
+            transfer.echo(link, bytes(1000))
+        transfer.echo(link, b"last")
+
+    with ThreadPoolExecutor(1) as pool:
+        conversation = pool.submit(talk)
+        try:
+            yield
+        finally:
+            over.set()
+    conversation.result()
+
+
+@contextmanager
+def control(node: NodeProcess, transport: str) -> Iterator[RestController | RpcController]:
+    """A controller of the node, over "rest" or "grpc"."""
+    with closing(TRANSPORTS[transport](node)) as controller:
+        yield controller
+
+
+@pytest.fixture(scope="session")
+def cover(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoverServer]:
+    with CoverServer(tmp_path_factory.mktemp("cover")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def all_kinds(tmp_path_factory: pytest.TempPathFactory, cover: CoverServer) -> Mapping[str, Kind]:
+    return kinds(certs.make(tmp_path_factory.mktemp("inbounds"), [SERVER_NAME]), cover.port)
+
+
+@pytest.fixture(scope="session")
+def echo() -> Iterator[EchoServer]:
+    with EchoServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    """One node for the tests of a module that harm none."""
+    with NodeProcess(tmp_path_factory.mktemp("node")) as running:
+        yield running
+
+
+@pytest.fixture
+def own_node(tmp_path: Path) -> Iterator[NodeProcess]:
+    """A node for one test."""
+    with NodeProcess(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture(params=list(TRANSPORTS))
+def controller(node: NodeProcess, request: pytest.FixtureRequest) -> Iterator[Controller]:
+    """A controller of the module's node over each transport in turn; see `over`."""
+    with control(node, request.param) as over_transport:
+        yield over_transport
+
+
+def over(transport: str) -> pytest.MarkDecorator:
+    """For a test that needs `controller` over one transport only."""
+    return pytest.mark.parametrize("controller", [transport], indirect=True)
+
+
+@contextmanager
+def settled(places: Iterable[Place], cover: CoverServer) -> Iterator[None]:
+    """For starting a core with these inbounds: goes on when it is ready for users of REALITY, too."""
+    with ExitStack() as stack:
+        stack.enter_context(cover.looked_at() if any(place.kind.reality for place in places) else nullcontext())
+        yield

@@ -1,0 +1,294 @@
+"""What goes wrong with cores and nodes: it is told, nothing is left behind, and the next Start works."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from drivers.process import MARK
+from node.runner import START_TIMEOUT
+from node.state import StateDirectory
+from protos.service_pb2 import Backend, BaseInfoResponse
+from tests.conftest import Place, connection, control, gets_in, member, over, run, talking
+from tests.harness import transfer
+from tests.harness.backend import backend
+from tests.harness.controller import Controller, ControllerError, RestController
+from tests.harness.echo import EchoServer
+from tests.harness.inbounds import Kind
+from tests.harness.node import NodeProcess
+from tests.harness.process import Child
+from tests.harness.rest import Rest
+from tests.harness.users import TestUser
+from tests.harness.wait import accepts, until
+
+ANNA = TestUser.new("anna@test")
+# Where controllers take "it comes back by itself" from; a core that does not must not say it.
+WAITING = "core is not started yet"
+
+
+@pytest.fixture
+def home(all_kinds: Mapping[str, Kind]) -> Place:
+    return Place(all_kinds["vless-raw"], "home")
+
+
+def refused(call: Callable[[], object], *statuses: str) -> str:
+    """What the node says when it refuses the call with one of these statuses."""
+    with pytest.raises(ControllerError) as error:
+        call()
+    assert error.value.status in statuses, error.value
+    return error.value.text
+
+
+def ends(pid: int) -> None:
+    until(lambda: not psutil.pid_exists(pid), 5, f"process {pid} is gone")
+
+
+def in_state(controller: Controller, state: str) -> BaseInfoResponse:
+    def info() -> BaseInfoResponse | None:
+        reply = controller.info()
+        return reply if reply.state == state else None
+
+    reply = until(info, 5, f"the state is {state}")
+    assert reply is not None
+    return reply
+
+
+@contextmanager
+def squatter(place: Place) -> Iterator[None]:
+    """Another program has the port of the inbound, and does not share it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM if place.kind.quic else socket.SOCK_STREAM) as holder:
+        holder.bind(("127.0.0.1", place.port))
+        if not place.kind.quic:
+            holder.listen()
+        yield
+
+
+def test_killed_core(node: NodeProcess, home: Place, echo: EchoServer, controller: Controller) -> None:
+    """A core that dies is told, in info and in the logs, with a reason; calls that need it fail, a Start mends it."""
+    run(controller, [home], [member(ANNA, home)])
+    with connection(home, ANNA, echo) as link:
+        transfer.download(link, 1000)
+    (core,) = node.core_pids()
+    with controller.logs() as logs:
+        os.kill(core, signal.SIGKILL)
+        info = in_state(controller, "failed")
+        assert not info.running
+        assert "signal 9" in info.reason or "SIGKILL" in info.reason
+        logs.find("backend failed")
+    needy: tuple[Callable[[], object], ...] = (
+        controller.backend_stats,
+        lambda: controller.sync_users([member(ANNA, home)]),
+        lambda: controller.online(ANNA.email),
+    )
+    for call in needy:
+        assert WAITING not in refused(call, "500", "UNAVAILABLE")
+    run(controller, [home], [member(ANNA, home)])
+    assert controller.info().running
+    assert gets_in(home, ANNA, echo)
+
+
+@pytest.mark.parametrize("name", ["vless-raw", "hysteria2"])
+def test_taken_port(
+    name: str, all_kinds: Mapping[str, Kind], node: NodeProcess, echo: EchoServer, controller: Controller
+) -> None:
+    """A port that another program has fails the Start in time, with the core's words; when it is free, Start works."""
+    place = Place(all_kinds[name], "taken")
+    controller.stop()
+    with squatter(place):
+        before = time.monotonic()
+        text = refused(lambda: run(controller, [place], [member(ANNA, place)]), "500", "UNAVAILABLE")
+        assert time.monotonic() - before < START_TIMEOUT + 2
+    assert "address already in use" in text
+    assert str(place.port) in text
+    assert WAITING not in text
+    assert not node.core_pids()
+    assert controller.info().state == "failed"
+    run(controller, [place], [member(ANNA, place)])
+    assert gets_in(place, ANNA, echo)
+
+
+BAD: Mapping[str, tuple[str, str]] = {
+    "not JSON": ("{", "EOF"),
+    "an unknown inbound": ('{"inbounds": [{"port": 1, "protocol": "nonsense"}]}', "nonsense"),
+    "an unknown outbound": ('{"outbounds": [{"protocol": "gibberish"}]}', "gibberish"),
+    "a port that is none": ('{"routing": {"rules": [{"type": "field", "port": "x", "outboundTag": "y"}]}}', "port"),
+    # The core converts this one, and refuses it when it is to run.
+    "a key that is none": (
+        '{"inbounds": [{"tag": "a", "port": 1, "protocol": "shadowsocks", "settings": {"clients": [],'
+        ' "method": "2022-blake3-aes-128-gcm", "password": "short"}}]}',
+        "illegal base64",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_refused_config(fault: str, node: NodeProcess, home: Place, echo: EchoServer, controller: Controller) -> None:
+    """A configuration that the core refuses is a bad request with its reason, and what runs is not touched by it."""
+    config, reason = BAD[fault]
+    run(controller, [home], [member(ANNA, home)])
+    cores = node.core_pids()
+    with connection(home, ANNA, echo) as link, talking(link):
+        text = refused(lambda: controller.start(Backend(config=config)), "400", "INVALID_ARGUMENT")
+        assert reason in text
+        assert controller.info().running
+        assert node.core_pids() == cores
+        assert gets_in(home, ANNA, echo)
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_refused_config_without_a_backend(fault: str, node: NodeProcess, controller: Controller) -> None:
+    """It is a bad request with the core's reason when nothing runs, too, and nothing runs after it."""
+    config, reason = BAD[fault]
+    controller.stop()
+    assert reason in refused(lambda: controller.start(Backend(config=config)), "400", "INVALID_ARGUMENT")
+    assert not controller.info().running
+    assert not node.core_pids()
+
+
+def test_start_replaces(node: NodeProcess, home: Place, echo: EchoServer, controller: Controller) -> None:
+    """A second Start with another configuration leaves one core, the new one, and nobody from before."""
+    run(controller, [home], [member(ANNA, home)])
+    (first,) = node.core_pids()
+    elsewhere, bert = Place(home.kind, "elsewhere"), TestUser.new("bert@test")
+    run(controller, [elsewhere], [member(bert, elsewhere)])
+    (second,) = node.core_pids()
+    assert second != first
+    assert not accepts(home.port)
+    assert gets_in(elsewhere, bert, echo)
+    assert not gets_in(elsewhere, ANNA, echo, timeout=0.5)
+
+
+def test_stop_ends_the_core(node: NodeProcess, home: Place, controller: Controller) -> None:
+    """Stop ends the core and frees its ports; a second Stop is no error."""
+    run(controller, [home])
+    controller.stop()
+    assert not node.core_pids()
+    assert not accepts(home.port)
+    assert controller.info().state == "stopped"
+    controller.stop()
+
+
+def test_keep_alive(node: NodeProcess, home: Place, controller: Controller) -> None:
+    """A backend with keep-alive goes on while its controller calls, and ends by itself when nobody does."""
+    run(controller, [home], keep_alive=1)
+    over_time = time.monotonic() + 2
+    until(lambda: controller.system_stats().mem_total and time.monotonic() > over_time, what="twice the time is over")
+    (core,) = node.core_pids()
+    ends(core)
+    info = controller.info()
+    assert not info.running
+    assert info.state == "stopped"
+    assert "1 s" in info.reason
+
+
+@over("grpc")
+def test_strangers_do_not_keep_alive(node: NodeProcess, home: Place, controller: Controller) -> None:
+    """Calls without the node's key do not keep a backend alive."""
+    stranger = RestController(node, key=str(uuid.uuid4()))
+    run(controller, [home], keep_alive=1)
+    (core,) = node.core_pids()
+
+    def gone() -> bool:
+        refused(stranger.info, "401")
+        return not psutil.pid_exists(core)
+
+    until(gone, 5, "the core ends")
+
+
+def test_node_that_is_killed(own_node: NodeProcess, home: Place) -> None:
+    """A core does not outlive a node that is killed, and the next node starts one on the same ports."""
+    with control(own_node, "rest") as controller:
+        run(controller, [home])
+    (core,) = own_node.core_pids()
+    own_node.kill()
+    ends(core)
+    assert not accepts(home.port)
+    own_node.start()
+    with control(own_node, "grpc") as controller:
+        assert run(controller, [home]).running
+
+
+def test_node_that_is_terminated(own_node: NodeProcess, home: Place) -> None:
+    """A node that is told to end ends its core first."""
+    with control(own_node, "grpc") as controller:
+        run(controller, [home])
+    (core,) = own_node.core_pids()
+    assert own_node.stop() == -signal.SIGTERM
+    assert not psutil.pid_exists(core)
+    assert not accepts(home.port)
+    assert not list(StateDirectory(own_node.state).run_dir.glob("*.sock"))
+
+
+def test_orphans_are_swept(own_node: NodeProcess) -> None:
+    """What an earlier node left behind is ended by the next one of that directory, and nothing else is."""
+    own_node.stop()
+    owners = (StateDirectory(own_node.state).run_dir, StateDirectory(own_node.directory / "other").run_dir)
+    orphan, other = (Child(["/bin/sleep", "60"], {MARK: str(owner)}) for owner in owners)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            # Reaped at once, as init would do it.
+            status = pool.submit(orphan.wait, 10)
+            own_node.start()
+            assert status.result() == -signal.SIGKILL
+        assert other.running
+    finally:
+        for child in (orphan, other):
+            if child.running:
+                child.kill()
+
+
+def test_one_node_a_directory(node: NodeProcess, tmp_path: Path, home: Place, controller: Controller) -> None:
+    """A second node on the same STATE_DIR does not start and says why; the first and its core do not notice."""
+    run(controller, [home])
+    cores = node.core_pids()
+    second = NodeProcess(tmp_path, STATE_DIR=str(node.state))
+    with pytest.raises(AssertionError, match="another node has STATE_DIR"), second:
+        pass
+    assert node.core_pids() == cores
+    assert controller.info().running
+
+
+def test_unusable_executable(tmp_path: Path, home: Place, node: NodeProcess) -> None:
+    """A node without a usable core says at Start what to do, and starts as soon as it has been done."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "node").mkdir()
+    executable = tmp_path / "bin" / "xray"
+    with (
+        NodeProcess(tmp_path / "node", XRAY_EXECUTABLE_PATH=str(executable)) as poor,
+        control(poor, "rest") as rest,
+        control(poor, "grpc") as grpc,
+    ):
+        text = refused(lambda: run(rest, [home]), "500")
+        assert "XRAY_EXECUTABLE_PATH" in text
+        assert str(executable) in text
+        executable.write_text("#!/bin/sh\necho I am something else\n")
+        assert str(executable) in refused(lambda: run(grpc, [home]), "UNAVAILABLE")
+        executable.chmod(0o755)
+        assert "is not Xray" in refused(lambda: run(grpc, [home]), "UNAVAILABLE")
+        assert not rest.info().running
+        executable.unlink()
+        executable.symlink_to(node.core)
+        assert run(rest, [home]).running
+
+
+@over("grpc")
+def test_caller_that_hangs_up(node: NodeProcess, home: Place, echo: EchoServer, controller: Controller) -> None:
+    """A Start whose caller has gone takes effect all the same."""
+    controller.stop()
+    rest = Rest(node)
+    impatient = rest.connection()
+    headers = {**rest.credentials, "Content-Type": "application/x-protobuf"}
+    impatient.request("POST", "/start", backend([home.inbound], [member(ANNA, home)]).SerializeToString(), headers)
+    impatient.close()
+    in_state(controller, "running")
+    assert gets_in(home, ANNA, echo)

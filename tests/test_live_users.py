@@ -1,0 +1,373 @@
+"""Users who come, change and go while the core runs: at once, and without anybody else noticing."""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import socket
+import ssl
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+
+from protos import service_pb2
+from protos.service_pb2 import User, UserStat
+from tests.conftest import (
+    Place,
+    connection,
+    control,
+    gets_in,
+    member,
+    over,
+    run,
+    settled,
+    stays_out,
+    talking,
+)
+from tests.harness import transfer
+from tests.harness.backend import backend, chunks
+from tests.harness.controller import Controller, ControllerError, RpcController
+from tests.harness.cover import CoverServer
+from tests.harness.echo import EchoServer
+from tests.harness.inbounds import NAMES, SERVER_NAME, Kind, with_users
+from tests.harness.node import NodeProcess
+from tests.harness.users import TestUser
+from tests.harness.wait import until
+
+ANNA, BERT = TestUser.new("anna@test"), TestUser.new("bert@test")
+SHADOWSOCKS_2022 = ("shadowsocks-2022-aes-128", "shadowsocks-2022-aes-256")
+
+Sync = Callable[[Controller, list[User]], None]
+
+
+def one_by_one(controller: Controller, users: list[User]) -> None:
+    controller.sync_user(*users)
+
+
+def chunked(controller: Controller, users: list[User]) -> None:
+    controller.sync_chunked(chunks(users, size=1))
+
+
+def the_set(controller: Controller, users: list[User]) -> None:
+    """The whole set: in these tests Anna stays in it. Who has no inbounds is left out instead."""
+    controller.sync_users([user for user in users if user.inbounds])
+
+
+@pytest.fixture
+def home(all_kinds: Mapping[str, Kind]) -> Place:
+    return Place(all_kinds["vless-raw"], "home")
+
+
+@pytest.fixture
+def work(all_kinds: Mapping[str, Kind]) -> Place:
+    return Place(all_kinds["trojan-tls"], "at work")
+
+
+def with_new_credentials(person: TestUser) -> TestUser:
+    return TestUser.new(person.email)
+
+
+def refused(call: Callable[[], object]) -> str:
+    """What a sync says that could not apply everybody."""
+    with pytest.raises(ControllerError) as error:
+        call()
+    assert error.value.status in ("500", "INTERNAL")
+    assert "failed to update users" in error.value.text
+    if error.value.status == "INTERNAL":
+        assert error.value.text.startswith("failed to update users")
+    return error.value.text
+
+
+def opens_trojan(place: Place, password: str, echo: EchoServer) -> bool:
+    """Whether the password, an empty one too, which Xray's client refuses, opens a Trojan inbound: spoken by hand."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    target = b"\1\1" + socket.inet_aton(echo.host) + echo.port.to_bytes(2)
+    secret = hashlib.sha224(password.encode()).hexdigest().encode()
+    with (
+        socket.create_connection(("127.0.0.1", place.port), timeout=0.5) as raw,
+        context.wrap_socket(raw, server_hostname=SERVER_NAME) as link,
+    ):
+        link.sendall(secret + b"\r\n" + target + b"\r\n" + b"echo 5\nhello")
+        try:
+            return link.recv(5) == b"hello"
+        except OSError:
+            return False
+
+
+@pytest.mark.parametrize("name", NAMES)
+@over("grpc")
+def test_life_of_a_user(
+    name: str, all_kinds: Mapping[str, Kind], cover: CoverServer, echo: EchoServer, controller: Controller
+) -> None:
+    """On every kind of inbound: added he gets in at once, with a new credential only with that, removed no more."""
+    place, changed = Place(all_kinds[name], name), with_new_credentials(BERT)
+    with settled([place], cover):
+        run(controller, [place], [member(ANNA, place)])
+    assert stays_out(place, BERT, echo)
+    controller.sync_user(member(BERT, place))
+    assert gets_in(place, BERT, echo)
+    controller.sync_user(member(changed, place))
+    assert gets_in(place, changed, echo)
+    assert stays_out(place, BERT, echo)
+    controller.sync_user(member(BERT))
+    assert stays_out(place, changed, echo)
+    assert gets_in(place, ANNA, echo)
+
+
+@pytest.mark.parametrize("sync", [one_by_one, chunked, the_set])
+def test_every_sync_adds_and_removes(sync: Sync, controller: Controller, home: Place, echo: EchoServer) -> None:
+    """Over both transports each way of syncing lets a new user in and a removed one no more, while others stay in."""
+    run(controller, [home], [member(ANNA, home)])
+    sync(controller, [member(ANNA, home), member(BERT, home)])
+    assert gets_in(home, BERT, echo)
+    sync(controller, [member(ANNA, home), member(BERT)])
+    assert stays_out(home, BERT, echo)
+    assert gets_in(home, ANNA, echo)
+
+
+def test_nobody_else_notices(controller: Controller, home: Place, work: Place, echo: EchoServer) -> None:
+    """Somebody's open connection goes on without a break while others come, change and go, a thousand in one sync."""
+    people = [TestUser.new(f"{number}@test") for number in range(1000)]
+    run(controller, [home, work], [member(ANNA, home), *(member(person, home, work) for person in people)])
+    changed = [with_new_credentials(person) for person in people[:10]] + people[10:]
+    with connection(home, ANNA, echo) as link, talking(link):
+        controller.sync_user(member(BERT, home), member(people[20]))
+        controller.sync_users([member(ANNA, home), *(member(person, home, work) for person in changed)])
+        assert all(gets_in(home, person, echo) for person in (changed[0], changed[500]))
+        assert stays_out(home, people[0], echo)
+        assert stays_out(home, BERT, echo)
+
+
+@pytest.mark.parametrize("name", SHADOWSOCKS_2022)
+@over("rest")
+def test_shadowsocks_2022_changes(
+    name: str, all_kinds: Mapping[str, Kind], echo: EchoServer, controller: Controller
+) -> None:
+    """Who is removed or changed there does not disturb the others: open connections live, new ones come at once."""
+    place, changed = Place(all_kinds[name], name), with_new_credentials(BERT)
+    run(controller, [place], [member(ANNA, place), member(BERT, place)])
+    with connection(place, ANNA, echo) as link, talking(link):
+        for step in (member(changed, place), member(BERT), member(BERT, place), member(BERT)):
+            controller.sync_user(step)
+            assert gets_in(place, ANNA, echo)
+        assert stays_out(place, BERT, echo)
+
+
+@over("grpc")
+def test_stream_is_applied_as_it_comes(controller: Controller, home: Place, echo: EchoServer) -> None:
+    """Each message of an open SyncUser stream takes effect when it arrives, not when the stream ends."""
+    assert isinstance(controller, RpcController)
+    run(controller, [home])
+    messages: queue.SimpleQueue[User | None] = queue.SimpleQueue()
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(controller.rpc.SyncUser, iter(messages.get, None))
+        try:
+            for person in (ANNA, BERT):
+                messages.put(member(person, home))
+                until(lambda who=person: gets_in(home, who, echo), 5, "he gets in")  # type: ignore[misc]
+            messages.put(member(ANNA))
+            until(lambda: stays_out(home, ANNA, echo), 5, "she is removed")
+            assert not call.done()
+        finally:
+            messages.put(None)
+    assert call.result() == service_pb2.Empty()
+
+
+def test_empty_credential_is_none(controller: Controller, home: Place, work: Place, echo: EchoServer) -> None:
+    """An empty credential opens nothing; his others do, and neither Start nor sync minds."""
+    anna, bert = (User(email=p.email, inbounds=[home.tag, work.tag], proxies=home.kind.proxy(p)) for p in (ANNA, BERT))
+    for user in (anna, bert):
+        user.proxies.trojan.password = ""
+    run(controller, [home, work], [anna])
+    controller.sync_user(bert)
+    assert gets_in(home, ANNA, echo)
+    assert gets_in(home, BERT, echo)
+    assert not opens_trojan(work, "", echo)
+    controller.sync_user(member(ANNA, work))
+    assert opens_trojan(work, ANNA.password, echo)
+
+
+@over("rest")
+def test_empty_set(controller: Controller, home: Place, work: Place, echo: EchoServer) -> None:
+    """A full sync with nobody leaves nobody, and with nobody an inbound lets nobody in."""
+    run(controller, [home, work], [member(ANNA, home, work)])
+    controller.sync_users([])
+    assert stays_out(home, ANNA, echo)
+    assert not opens_trojan(work, "", echo)
+
+
+def test_unknown_tags(controller: Controller, home: Place, echo: EchoServer) -> None:
+    """Tags of other nodes are ignored; a user who has no others is removed."""
+    elsewhere = Place(home.kind, "in another country")
+    run(controller, [home], [member(ANNA, elsewhere, home), member(BERT, elsewhere)])
+    assert gets_in(home, ANNA, echo)
+    assert stays_out(home, BERT, echo)
+    controller.sync_user(member(ANNA, elsewhere))
+    assert stays_out(home, ANNA, echo)
+
+
+def test_excluded_inbounds(controller: Controller, all_kinds: Mapping[str, Kind], echo: EchoServer) -> None:
+    """An excluded inbound has its own users and no others; a managed one has the supplied users and no others."""
+    own, managed = (Place(all_kinds["vless-raw"], tag) for tag in ("own", "managed"))
+    resident = TestUser.new("resident@test")
+    inbounds = [with_users(place.inbound, [place.kind.account(resident)]) for place in (own, managed)]
+    controller.start(backend(inbounds, [member(ANNA, own, managed)], exclude=["own"]))
+    controller.sync_user(member(BERT, own, managed))
+    assert gets_in(own, resident, echo)
+    assert stays_out(managed, resident, echo)
+    for person in (ANNA, BERT):
+        assert gets_in(managed, person, echo)
+        assert stays_out(own, person, echo)
+
+
+def test_unusable_users_at_start(controller: Controller, home: Place, echo: EchoServer) -> None:
+    """A Start succeeds in spite of users that cannot be used: the others get in, and the logs name who does not."""
+    malformed = User(email="malformed@test", inbounds=[home.tag])
+    malformed.proxies.vless.id = "this is certainly not a UUID of any kind"
+    twin, shouting = replace(ANNA, email="twin@test"), TestUser.new("BERT@test")
+    with controller.logs() as logs:
+        info = run(
+            controller,
+            [home],
+            [member(ANNA, home), malformed, member(twin, home), member(BERT, home), member(shouting, home)],
+        )
+        assert info.running
+        for name in ("malformed@test", "twin@test", "BERT@test"):
+            logs.find(name)
+    assert gets_in(home, ANNA, echo)
+    assert gets_in(home, BERT, echo)
+    assert stays_out(home, shouting, echo)
+
+
+@pytest.mark.parametrize("sync", [one_by_one, chunked, the_set])
+def test_bad_users_in_a_sync(sync: Sync, controller: Controller, home: Place, echo: EchoServer) -> None:
+    """A sync applies whom it can, and then names whom it could not."""
+    run(controller, [home], [member(ANNA, home)])
+    malformed = User(email="malformed@test", inbounds=[home.tag])
+    malformed.proxies.vless.id = "this is certainly not a UUID of any kind"
+    text = refused(lambda: sync(controller, [member(ANNA, home), member(BERT, home), malformed]))
+    assert "malformed@test" in text
+    assert BERT.email not in text
+    assert gets_in(home, ANNA, echo)
+    assert gets_in(home, BERT, echo)
+
+
+def test_case_of_names(controller: Controller, home: Place, echo: EchoServer) -> None:
+    """E-mails that differ in case are one user: changed, asked for and removed under any spelling."""
+    shouting = TestUser.new(ANNA.email.upper())
+    run(controller, [home], [member(ANNA, home)])
+    controller.sync_user(member(shouting, home))
+    assert gets_in(home, shouting, echo)
+    assert stays_out(home, ANNA, echo)
+    assert controller.stats(UserStat, ANNA.email).stats == controller.stats(UserStat, shouting.email).stats
+    controller.sync_user(member(ANNA))
+    assert stays_out(home, shouting, echo)
+
+
+@over("rest")
+def test_two_spellings_in_one_set(controller: Controller, home: Place, echo: EchoServer) -> None:
+    """Two spellings of one e-mail in one set cannot both be meant: the first stays, the other is named."""
+    shouting = TestUser.new(ANNA.email.upper())
+    run(controller, [home])
+    assert shouting.email in refused(lambda: controller.sync_users([member(ANNA, home), member(shouting, home)]))
+    assert gets_in(home, ANNA, echo)
+    assert stays_out(home, shouting, echo)
+
+
+@pytest.mark.parametrize("sync", [one_by_one, chunked, the_set])
+@pytest.mark.parametrize("name", ["vless-raw", "trojan-tls", "shadowsocks-chacha20", "shadowsocks-2022-aes-128"])
+@over("grpc")
+def test_credential_moves(
+    name: str, sync: Sync, all_kinds: Mapping[str, Kind], echo: EchoServer, controller: Controller
+) -> None:
+    """A credential that goes from one user to another in one sync is from then on the other's, and billed to him."""
+    place = Place(all_kinds[name], name)
+    anna_now, bert_now = with_new_credentials(ANNA), replace(ANNA, email=BERT.email)
+    run(controller, [place], [member(ANNA, place), member(BERT, place)])
+    sync(controller, [member(anna_now, place), member(bert_now, place)])
+    assert stays_out(place, BERT, echo)
+    assert gets_in(place, anna_now, echo)
+    controller.stats(UserStat, ANNA.email, reset=True)
+    before = sum(stat.value for stat in controller.stats(UserStat, BERT.email).stats)
+    with connection(place, bert_now, echo) as link:
+        transfer.download(link, 10_000)
+        assert sum(stat.value for stat in controller.stats(UserStat, BERT.email).stats) >= before + 10_000
+    assert not any(stat.value for stat in controller.stats(UserStat, ANNA.email).stats)
+
+
+@pytest.mark.parametrize("sync", [chunked, the_set])
+def test_credential_moves_in_any_order(sync: Sync, controller: Controller, home: Place, echo: EchoServer) -> None:
+    """Two users exchange their credentials in one sync, and nobody is refused."""
+    run(controller, [home], [member(ANNA, home), member(BERT, home)])
+    anna_now, bert_now = replace(BERT, email=ANNA.email), replace(ANNA, email=BERT.email)
+    sync(controller, [member(bert_now, home), member(anna_now, home)])
+    with connection(home, anna_now, echo):
+        assert controller.online(ANNA.email).value == 1
+        assert controller.online(BERT.email).value == 0
+    with connection(home, bert_now, echo):
+        assert controller.online(BERT.email).value == 1
+
+
+def test_credential_taken(controller: Controller, home: Place, echo: EchoServer) -> None:
+    """Who claims another's credential is refused by name, and the holder keeps it; removed, he leaves it to him."""
+    thief = replace(ANNA, email="thief@test")
+    run(controller, [home], [member(ANNA, home)])
+    assert thief.email in refused(lambda: controller.sync_user(member(thief, home)))
+    controller.sync_user(member(BERT, home))
+    assert gets_in(home, ANNA, echo)
+    controller.sync_users([member(BERT, home), member(thief, home)])
+    assert gets_in(home, thief, echo)
+
+
+def test_user_of_many_inbounds(
+    all_kinds: Mapping[str, Kind], cover: CoverServer, echo: EchoServer, controller: Controller
+) -> None:
+    """A user can be in many inbounds of many protocols, under one name and one sum of traffic."""
+    # One User has one flow and one Shadowsocks method; Vision's flow is dropped where it does not fit.
+    names = ("vmess-raw", "trojan-tls", "shadowsocks-aes-256-gcm", "shadowsocks-2022-aes-128", "vless-reality-vision")
+    places = [Place(all_kinds[name], name) for name in names]
+    with settled(places, cover):
+        run(controller, places)
+    controller.sync_user(member(ANNA, *places))
+    with ExitStack() as stack:
+        for place in places:
+            transfer.download(stack.enter_context(connection(place, ANNA, echo)), 1000)
+        assert controller.online(ANNA.email).value == 1
+    controller.sync_user(member(ANNA))
+    assert not any(gets_in(place, ANNA, echo, timeout=0.5) for place in places)
+
+
+def test_inbounds_of_a_user_change(controller: Controller, home: Place, work: Place, echo: EchoServer) -> None:
+    """A user goes where his inbounds are, and his connection in one that he keeps goes on."""
+    run(controller, [home, work], [member(ANNA, home)])
+    with connection(home, ANNA, echo) as link, talking(link):
+        controller.sync_user(member(ANNA, home, work))
+        assert gets_in(work, ANNA, echo)
+    controller.sync_user(member(ANNA, work))
+    assert stays_out(home, ANNA, echo)
+    assert gets_in(work, ANNA, echo)
+
+
+@over("grpc")
+def test_vision_where_it_does_not_fit(all_kinds: Mapping[str, Kind], echo: EchoServer, controller: Controller) -> None:
+    """A user whose flow is Vision gets into VLESS inbounds that cannot carry it as well, without it."""
+    place = Place(all_kinds["vless-ws-tls"], "websocket")
+    anna = member(ANNA, place)
+    anna.proxies.vless.flow = "xtls-rprx-vision"
+    run(controller, [place], [anna])
+    assert gets_in(place, ANNA, echo)
+
+
+def test_many_controllers(node: NodeProcess, home: Place, echo: EchoServer) -> None:
+    """What one controller changes holds for the other; they work side by side."""
+    with control(node, "rest") as rest, control(node, "grpc") as grpc, ThreadPoolExecutor(2) as pool:
+        run(rest, [home])
+        people = [TestUser.new(f"{number}@test") for number in range(20)]
+        work: Iterable[tuple[Controller, list[TestUser]]] = ((rest, people[::2]), (grpc, people[1::2]))
+        for done in [pool.submit(c.sync_user, *(member(p, home) for p in group)) for c, group in work]:
+            done.result()
+        assert all(gets_in(home, person, echo) for person in people)

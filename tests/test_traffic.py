@@ -1,0 +1,274 @@
+"""Proxied traffic through a real node: who gets through, and that every byte of it is counted for the right one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import pytest
+
+from protos.service_pb2 import Inbound, Inbounds, Outbound, Outbounds, StatType, UsersStat, UserStat
+from tests.conftest import SOURCE, Place, connection, control, gets_in, member, over, run, settled, stays_out, way
+from tests.harness import socks, transfer
+from tests.harness.controller import Controller, ControllerError
+from tests.harness.core import XrayClient
+from tests.harness.cover import CoverServer
+from tests.harness.echo import EchoServer
+from tests.harness.inbounds import NAMES, Kind
+from tests.harness.node import NodeProcess
+from tests.harness.ports import free_port
+from tests.harness.users import TestUser
+from tests.harness.wait import until
+
+# What Xray leaves out of an inbound's downlink, for a connection.
+UNCOUNTED = 8192
+
+
+class Traffic(NamedTuple):
+    """Bytes from users, and to them."""
+
+    uplink: int
+    downlink: int
+
+    def minus(self, other: Traffic) -> Traffic:
+        return Traffic(self.uplink - other.uplink, self.downlink - other.downlink)
+
+
+class Resident(NamedTuple):
+    """An inbound with one user, and the SOCKS port that leads into it as him."""
+
+    place: Place
+    person: TestUser
+    socks_port: int
+
+
+def counted(controller: Controller, kind: StatType, name: str, reset: bool = False) -> Traffic:
+    """Both rows of one name."""
+    reply = controller.stats(kind, name, reset)
+    assert {(stat.name, stat.link) for stat in reply.stats} == {(name, "traffic")}
+    assert sorted(stat.type for stat in reply.stats) == ["downlink", "uplink"]
+    return Traffic(**{stat.type: stat.value for stat in reply.stats})
+
+
+def listed(controller: Controller, kind: StatType, reset: bool = False) -> dict[tuple[str, str], int]:
+    """All rows, by name and direction; none comes twice."""
+    stats = controller.stats(kind, reset=reset).stats
+    rows = {(stat.name, stat.type): stat.value for stat in stats}
+    assert len(rows) == len(stats)
+    assert {stat.link for stat in stats} <= {"traffic"}
+    return rows
+
+
+def seen(echo: EchoServer) -> Traffic:
+    """What the destination has received and sent."""
+    return Traffic(echo.received, echo.sent)
+
+
+def unknown(call: Callable[[], object]) -> None:
+    """The call is refused since there is nothing of that name."""
+    with pytest.raises(ControllerError) as refused:
+        call()
+    assert refused.value.status in ("404", "NOT_FOUND")
+
+
+@pytest.fixture(scope="module")
+def residents(all_kinds: Mapping[str, Kind], node: NodeProcess, cover: CoverServer) -> Iterator[Mapping[str, Resident]]:
+    """One backend with every kind of inbound, and one client with a user of each."""
+    rows = {
+        name: Resident(Place(kind, f"in {name}"), TestUser.new(f"{name}@test"), free_port())
+        for name, kind in all_kinds.items()
+    }
+    places = [row.place for row in rows.values()]
+    with control(node, "grpc") as controller, settled(places, cover):
+        run(controller, places, [member(row.person, row.place) for row in rows.values()])
+    with XrayClient({row.socks_port: row.place.outbound(row.person) for row in rows.values()}):
+        yield rows
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bytes_are_counted(
+    name: str, residents: Mapping[str, Resident], echo: EchoServer, controller: Controller
+) -> None:
+    """A user of Start transfers, and while his connection is open each byte is counted, for him and the outbound."""
+    person, email = residents[name], residents[name].person.email
+    user, outbound, sent = counted(controller, UserStat, email), counted(controller, Outbound, "direct"), seen(echo)
+    with transfer.connect(person.socks_port, echo) as link:
+        transfer.echo(link, bytes(100_000))
+        transfer.download(link, 300_000)
+        transfer.upload(link, 200_000)
+        moved = seen(echo).minus(sent)
+        assert counted(controller, UserStat, email).minus(user) == moved
+        assert counted(controller, Outbound, "direct").minus(outbound) == moved
+    echo.drop()
+    until(lambda: echo.live == 0, what="the connection is over")
+    assert counted(controller, UserStat, email).minus(user) == moved
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_strangers_stay_out(name: str, residents: Mapping[str, Resident], echo: EchoServer) -> None:
+    """Somebody with a credential of his own making gets through no inbound, where its user does."""
+    assert gets_in(residents[name].place, residents[name].person, echo)
+    assert stays_out(residents[name].place, TestUser.new("stranger@test"), echo)
+
+
+def test_datagrams_are_counted(residents: Mapping[str, Resident], echo: EchoServer, node: NodeProcess) -> None:
+    """Bytes of UDP are counted as well."""
+    resident = residents["vless-raw"]
+    with control(node, "rest") as controller, socks.UdpAssociation(resident.socks_port) as association:
+        before, sent = counted(controller, UserStat, resident.person.email), echo.datagrams
+        transfer.udp_echo(association, bytes(1000), echo)
+        moved = counted(controller, UserStat, resident.person.email).minus(before)
+        assert moved.downlink == 1000 * (echo.datagrams - sent)
+        assert moved.uplink >= moved.downlink
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "hysteria2"])
+@over("grpc")
+def test_inbounds_are_counted(
+    name: str, all_kinds: Mapping[str, Kind], cover: CoverServer, echo: EchoServer, controller: Controller
+) -> None:
+    """An inbound counts what its users moved, and what the protocol adds; Xray may leave out a part of a download."""
+    place, person, before = Place(all_kinds[name], f"counts {name}"), TestUser.new("inbound@test"), seen(echo)
+    with settled([place], cover):
+        run(controller, [place], [member(person, place)])
+    with connection(place, person, echo) as link:
+        transfer.download(link, 300_000)
+        transfer.upload(link, 200_000)
+    moved, inbound = seen(echo).minus(before), counted(controller, Inbound, place.tag)
+    assert moved.uplink <= inbound.uplink <= moved.uplink * 1.1
+    assert moved.downlink - UNCOUNTED <= inbound.downlink <= moved.downlink * 1.1
+
+
+@pytest.fixture
+def home(all_kinds: Mapping[str, Kind]) -> Place:
+    return Place(all_kinds["vless-raw"], "home")
+
+
+ANNA, BERT = TestUser.new("Anna@test"), TestUser.new("bert@test")
+
+
+@pytest.fixture
+def counters(controller: Controller, home: Place, echo: EchoServer) -> Traffic:
+    """A backend that has counted a download of Anna's and nothing else; her bytes. Bert has none."""
+    run(controller, [home], [member(ANNA, home), member(BERT, home)])
+    for kind in (UsersStat, Outbounds, Inbounds):
+        listed(controller, kind, reset=True)
+    before = seen(echo)
+    with connection(home, ANNA, echo) as link:
+        transfer.download(link, 50_000)
+        return seen(echo).minus(before)
+
+
+def test_reset_takes(counters: Traffic, controller: Controller) -> None:
+    """Counters are left as they are when they are read, and begin anew when they are read with `reset`."""
+    for kind in (UsersStat, Outbounds):
+        rows = listed(controller, kind)
+        assert listed(controller, kind) == rows
+        assert listed(controller, kind, reset=True) == rows
+        assert not any(listed(controller, kind).values())
+    assert counted(controller, Outbound, "direct") == Traffic(0, 0)
+
+
+def test_reset_of_one(counters: Traffic, controller: Controller, home: Place) -> None:
+    """One user, inbound or outbound can be read and reset by itself, and nothing else is touched."""
+    others = listed(controller, Inbounds)
+    assert counted(controller, UserStat, ANNA.email, reset=True) == counters
+    assert counted(controller, Outbound, "direct", reset=True) == counters
+    assert counted(controller, UserStat, ANNA.email) == Traffic(0, 0)
+    assert counted(controller, Outbound, "direct") == Traffic(0, 0)
+    assert listed(controller, Inbounds) == others
+    assert counted(controller, Inbound, home.tag, reset=True).uplink > counters.uplink
+    assert counted(controller, Inbound, home.tag) == Traffic(0, 0)
+
+
+def test_rows(counters: Traffic, controller: Controller, home: Place) -> None:
+    """Users without traffic have no rows; inbounds and outbounds always have both; the node's own are not shown."""
+    assert listed(controller, UsersStat) == {
+        (ANNA.email, "uplink"): counters.uplink,
+        (ANNA.email, "downlink"): counters.downlink,
+    }
+    assert listed(controller, Outbounds) == {
+        ("direct", "uplink"): counters.uplink,
+        ("direct", "downlink"): counters.downlink,
+        ("block", "uplink"): 0,
+        ("block", "downlink"): 0,
+    }
+    inbounds = listed(controller, Inbounds)
+    assert {(home.tag, "uplink"), (home.tag, "downlink")} <= inbounds.keys()
+    assert not [name for name, _ in inbounds if "api" in name or "txnode" in name]
+
+
+def test_names(counters: Traffic, controller: Controller) -> None:
+    """A user without traffic is known and has none; whoever is not known is an error, not a zero."""
+    assert counted(controller, UserStat, BERT.email) == Traffic(0, 0)
+    for kind in (UserStat, Inbound, Outbound):
+        unknown(lambda kind=kind: controller.stats(kind, "nobody@test"))  # type: ignore[misc]
+
+
+def test_counters_survive_stop(counters: Traffic, controller: Controller, home: Place) -> None:
+    """What was counted can be read after a Stop, and after the next Start, and only then is it gone."""
+    controller.stop()
+    assert counted(controller, UserStat, ANNA.email) == counters
+    assert counted(controller, Outbound, "direct") == counters
+    run(controller, [home], [member(BERT, home)])
+    assert counted(controller, UserStat, ANNA.email) == counters
+    assert sum(listed(controller, UsersStat, reset=True).values()) == sum(counters)
+    assert not listed(controller, UsersStat)
+
+
+def test_removed_users_are_counted(counters: Traffic, controller: Controller) -> None:
+    """The bytes of a user who is removed are there until they are read."""
+    controller.sync_user(member(ANNA))
+    assert counted(controller, UserStat, ANNA.email) == counters
+    assert sum(listed(controller, UsersStat, reset=True).values()) == sum(counters)
+    assert not listed(controller, UsersStat)
+
+
+def test_sync_loses_nothing(counters: Traffic, controller: Controller, home: Place, echo: EchoServer) -> None:
+    """A full sync takes nothing from anybody's counters: what came before it and what comes after it adds up."""
+    before = seen(echo)
+    with connection(home, BERT, echo) as link:
+        transfer.download(link, 10_000)
+        controller.sync_users([member(BERT, home), member(TestUser.new("cora@test"), home)])
+        transfer.upload(link, 20_000)
+        moved = seen(echo).minus(before)
+        assert counted(controller, UserStat, BERT.email) == moved
+    assert listed(controller, UsersStat) == {
+        (ANNA.email, "uplink"): counters.uplink,
+        (ANNA.email, "downlink"): counters.downlink,
+        (BERT.email, "uplink"): moved.uplink,
+        (BERT.email, "downlink"): moved.downlink,
+    }
+
+
+def test_online(counters: Traffic, controller: Controller, home: Place, echo: EchoServer) -> None:
+    """A user is online from each address that he has a connection from, once, and no longer when he has none."""
+    with connection(home, BERT, echo), connection(home, BERT, echo):
+        assert controller.online(BERT.email).value == 1
+        reply = controller.online_ips(BERT.email)
+        assert reply.name == BERT.email
+        assert list(reply.ips) == [SOURCE]
+        assert abs(reply.ips[SOURCE] - time.time()) < 60
+        with way(home, BERT, source="127.0.0.3") as port, transfer.connect(port, echo):
+            assert controller.online(BERT.email).value == 2
+            assert set(controller.online_ips(BERT.email).ips) == {SOURCE, "127.0.0.3"}
+    until(lambda: controller.online(BERT.email).value == 0, what="he is offline")
+    assert not controller.online_ips(BERT.email).ips
+
+
+def test_online_names(counters: Traffic, controller: Controller) -> None:
+    """A known user who never came is online from nowhere; whoever is not known is an error."""
+    assert controller.online(BERT.email).value == 0
+    assert controller.online(BERT.email).name == BERT.email
+    assert not controller.online_ips(BERT.email).ips
+    unknown(lambda: controller.online("nobody@test"))
+    unknown(lambda: controller.online_ips("nobody@test"))
+
+
+def test_both_transports_see_the_same(counters: Traffic, node: NodeProcess) -> None:
+    """What one transport took is taken for the other."""
+    with control(node, "rest") as rest, control(node, "grpc") as grpc:
+        assert listed(rest, UsersStat) == listed(grpc, UsersStat)
+        assert sum(listed(rest, UsersStat, reset=True).values()) == sum(counters)
+        assert not listed(grpc, UsersStat)
