@@ -109,7 +109,10 @@ class Driver(Protocol):
         """The second, dearer half of the check: build everything but bind nothing. Raises `errors.InvalidConfig`."""
 
     async def launch(self, plan: Any, target: Mapping[str, Accounts], seconds: float) -> Generation:
-        """Run a plan with these users. Returns when the core answers, within `seconds`. Raises `errors.CoreFailed`."""
+        """Run a plan with these users. Returns when the core answers, within `seconds`.
+
+        Raises `errors.CoreFailed`, or `errors.InvalidConfig` where only the start itself can tell.
+        """
 
     async def apply(self, generation: Any, changes: Sequence[Change]) -> tuple[Generation, list[Refusal]]:
         """Bring changed users into force, all removals before all additions; called for one batch at a time.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -213,8 +214,18 @@ def sweep(owner: Path) -> list[int]:
     for orphan in orphans:
         with suppress(psutil.NoSuchProcess):
             orphan.kill()
-    psutil.wait_procs(orphans, timeout=TERM_SECONDS)
+    deadline = time.monotonic() + TERM_SECONDS
+    while any(map(_runs, orphans)) and time.monotonic() < deadline:
+        time.sleep(0.01)
     return [orphan.pid for orphan in orphans]
+
+
+def _runs(process: psutil.Process) -> bool:
+    """A zombie holds no port: whoever its parent is may reap it later."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _owner(process: psutil.Process) -> str | None:

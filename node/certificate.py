@@ -25,6 +25,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from node.settings import BadSettings, given
+
 CERTIFICATE = "certificate.pem"
 KEY = "key.pem"
 
@@ -221,8 +223,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--san", action="append", default=[], help="a further host name or address; may be repeated")
     options = parser.parse_args(arguments)
     try:
-        result = ensure(options.directory, options.san)
-    except (OSError, ValueError) as error:
+        configured = given({}, Path.cwd()).get("SSL_SANS", "")
+        names = [name.strip() for name in configured.split(",") if name.strip()]
+        result = ensure(options.directory, [*options.san, *names])
+    except (OSError, ValueError, BadSettings) as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
     say = sys.stdout.write
     say(f"{'made' if result.made else 'exists'}: {result.certificate} and {result.key}\n")

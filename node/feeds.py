@@ -8,7 +8,7 @@ from twisted.logger import Logger
 from node.errors import Internal, InvalidRequest, NodeError, TooLarge
 from node.methods import MAX_BODY
 from node.runner import Runner, raise_refused
-from node.users import Refusal
+from node.users import Refusal, key_of
 from protos.service_pb2 import Empty, User, UsersChunk
 
 # Users of one stream that may be on their way to the core; then the stream is not read further.
@@ -24,7 +24,7 @@ class UserFeed:
         self._runner = runner
         self._room = DeferredSemaphore(IN_FLIGHT)
         self._under_way: set[Deferred[None]] = set()
-        self._refused: dict[str, Refusal] = {}
+        self._refused: dict[str, list[Refusal]] = {}
         self._fault: NodeError | None = None
 
     async def feed(self, user: User) -> None:
@@ -38,7 +38,7 @@ class UserFeed:
         await gatherResults([*self._under_way])
         if self._fault is not None:
             raise self._fault
-        raise_refused(list(self._refused.values()))
+        raise_refused([refusal for refused in self._refused.values() for refusal in refused])
         return Empty()
 
     async def _one(self, user: User) -> None:
@@ -57,9 +57,8 @@ class UserFeed:
 
     def _note(self, email: str, refused: list[Refusal]) -> None:
         """Remember the newest word on a user: a later message that works mends an earlier one."""
-        self._refused.pop(email, None)
+        self._refused[key_of(email)] = refused
         for refusal in refused:
-            self._refused[email] = refusal
             self.log.warn("user {email} was refused: {reason}", email=refusal.email, reason=refusal.reason)
 
 

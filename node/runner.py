@@ -14,7 +14,7 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 
 from drivers.interface import Driver, Exit, Generation
-from node.errors import CoreFailed, NotInitialized, NotStarted, ShuttingDown, UsersRefused
+from node.errors import CoreFailed, InvalidConfig, NotInitialized, NotStarted, ShuttingDown, UsersRefused
 from node.logs import LogRing
 from node.reconcile import Pairs, Reconciler
 from node.users import Account, Accounts, Change, Refusal, Roster, diff
@@ -126,9 +126,13 @@ class Runner:
             await driver.check(plan)
         roster, refused = await self._build(plan, request.users)
         await self._end_generations()
+        before = self.state, self.reason
         self._say("starting", "")
         try:
             generation = await driver.launch(plan, roster.target, START_TIMEOUT)
+        except InvalidConfig:
+            self._say(*before)
+            raise
         except Exception as fault:
             self._say("failed", str(fault))
             raise

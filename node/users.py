@@ -92,7 +92,7 @@ class Roster:
         tags = [tag for tag in dict.fromkeys(user.inbounds) if tag in self.target]
         if not tags:
             return self.remove(key), []
-        packed = normal(user, tags).SerializeToString()
+        packed = normal(user).SerializeToString()
         if self.users.get(key) == packed:
             return set(), self._refusals(key, email, tags)
         touched = self.remove(key)
@@ -179,9 +179,11 @@ class Roster:
         return refused
 
 
-def normal(user: User, tags: list[str]) -> User:
-    """The user with these inbounds in order: controllers send them in any."""
-    kept = User(email=user.email, inbounds=sorted(tags))
+def normal(user: User) -> User:
+    """The user with his inbounds in order and once each: controllers send them in any."""
+    if len(user.inbounds) == 1:
+        return user
+    kept = User(email=user.email, inbounds=sorted(set(user.inbounds)))
     kept.proxies.CopyFrom(user.proxies)
     return kept
 

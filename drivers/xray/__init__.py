@@ -27,12 +27,14 @@ DIRECT_API = (26, 5, 3)
 READY_POLL = 0.01
 # Seconds that one question to it may take.
 READY_CALL = 1.0
+# Xray's exit code for a configuration that it does not take; a port that is taken has another.
+REFUSED = 23
 # Lines of the core in the text of an error.
 LAST_LINES = 5
 # Above this many users a configuration is built in the reactor's pool.
 BUILD_INLINE = 5000
 _FROM_PROTOBUF = ("-format", "protobuf", "-c", "stdin:")
-_CHATTER = re.compile(r"^(\d{4}/\d\d/\d\d |Output ProtoBuf file)")
+_CHATTER = re.compile(r"^(\d{4}/\d\d/\d\d |Output ProtoBuf file|Xray \d|A unified platform)")
 
 
 class Xray:
@@ -86,7 +88,7 @@ class Xray:
             stdin=stdin,
         )
         if done.code != 0:
-            raise InvalidConfig(f"the core refuses the configuration: {_cause(done.lines)}")
+            raise _refused(done.lines)
         return done
 
     async def _render(self, plan: config.Plan, api: config.Endpoint, target: Mapping[str, Accounts]) -> bytes:
@@ -131,6 +133,8 @@ class Xray:
                 if socket.exists() and await self._host.aio.run(channel.ready(READY_CALL)) is not None:
                     return
                 await deferLater(self._host.reactor, READY_POLL)
+            if core.exit.code == REFUSED:
+                raise _refused(core.last_lines)
             raise CoreFailed(f"the core did not start: {_cause(core.last_lines)}")
         except BaseException:
             await core.stop()
@@ -142,6 +146,10 @@ def _remove_socket(socket: Path) -> None:
     """Xray removes it on a clean exit only."""
     for path in (socket, socket.with_name(socket.name + ".lock")):
         path.unlink(missing_ok=True)
+
+
+def _refused(lines: Sequence[str]) -> InvalidConfig:
+    return InvalidConfig(f"the core refuses the configuration: {_cause(lines)}")
 
 
 def _cause(lines: Sequence[str]) -> str:
