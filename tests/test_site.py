@@ -110,7 +110,7 @@ class SiteCase(TestCase):
         self.clients: list[Client] = []
 
     def serve(self, limits: Limits | None = None, clock: Any = reactor, resource: IResource | None = None) -> Site:
-        self.site = Site(resource or self.probe, Authenticator(KEY), clock, limits)
+        self.site = Site(resource or self.probe, Authenticator(KEY), clock, limits, log_requests=True)
         self.listen(self.site)
         return self.site
 
