@@ -125,13 +125,14 @@ class Runner:
         if self.generations:
             await driver.check(plan)
         roster, refused = await self._build(plan, request.users)
+        ran, before = bool(self.generations), (self.state, self.reason)
         await self._end_generations()
-        before = self.state, self.reason
         self._say("starting", "")
         try:
             generation = await driver.launch(plan, roster.target, START_TIMEOUT)
-        except InvalidConfig:
-            self._say(*before)
+        except InvalidConfig as fault:
+            # Where something ran it is gone by now; where nothing did nothing has changed.
+            self._say(*(("failed", fault.text) if ran else before))
             raise
         except Exception as fault:
             self._say("failed", str(fault))

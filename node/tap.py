@@ -35,6 +35,8 @@ from node.systemd import Notifier, Systemd
 from node.tls import BadPair, Certificates, CertificateWatch
 
 BIND_SECONDS = 10.0
+# Connections that wait to be accepted; beyond it the kernel drops their first packet, and they come a second later.
+BACKLOG = 1024
 
 
 class Options(UsageOptions):
@@ -154,7 +156,7 @@ class NodeService(Service):
             everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - the documented default
             interface = self._settings.host or everywhere
             factory = self._certificates.context_factory
-            self._rest_port = self._reactor.listenSSL(port, self._site, factory, interface=interface)
+            self._rest_port = self._reactor.listenSSL(port, self._site, factory, BACKLOG, interface)
 
     def _ready(self) -> None:
         reload: Callable[..., object] = lambda *_: self._reactor.callFromThread(self._certificates.reload)  # noqa: E731

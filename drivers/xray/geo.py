@@ -6,6 +6,7 @@ Deployed panels route `geoip:private` by default, and a missing file refuses the
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterator
 from pathlib import Path
 
 from protos.xray_pb2 import Cidr, GeoIp, GeoIpList
@@ -27,21 +28,29 @@ def private_geoip() -> bytes:
 
 def assets(configured: Path | None, executable: Path, private: Path) -> Path:
     """The directory to use: the operator's, the executable's, or `private` with what either has and our geoip.dat."""
-    candidates = [directory for directory in (configured, executable.parent) if directory is not None]
-    for directory in candidates:
-        if (directory / "geoip.dat").is_file():
-            return directory
+    candidates = [directory for directory in (configured, executable.parent) if directory and any(_lists(directory))]
+    if candidates and (candidates[0] / "geoip.dat").is_file():
+        return candidates[0]
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for directory in candidates:
-        _link_lists(directory, private)
+    wanted = {path.name: path.resolve() for directory in reversed(candidates) for path in _lists(directory)}
+    _link(wanted, private)
     geoip = private / "geoip.dat"
     if not geoip.is_file():
         geoip.write_bytes(private_geoip())
     return private
 
 
-def _link_lists(source: Path, target: Path) -> None:
-    for path in source.glob("*.dat"):
-        link = target / path.name
-        if not link.is_symlink() and not link.exists():
-            link.symlink_to(path.resolve())
+def _lists(directory: Path) -> Iterator[Path]:
+    return directory.glob("*.dat")
+
+
+def _link(wanted: dict[str, Path], directory: Path) -> None:
+    """Have links to these files, and no others."""
+    for path in directory.iterdir():
+        if path.is_symlink() and wanted.get(path.name) != path.readlink():
+            path.unlink()
+    for name, target in wanted.items():
+        link = directory / name
+        if not link.is_symlink():
+            link.unlink(missing_ok=True)
+            link.symlink_to(target)
