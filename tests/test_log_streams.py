@@ -1,0 +1,378 @@
+"""Log streams of the real node over both transports: every line for every reader, whatever the core does."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from http.client import HTTPResponse
+from os import kill
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.logs import NODE_MARK, REPLAY
+from protos import service_pb2
+from protos.service_pb2 import Empty
+from tests.harness.backend import backend, user
+from tests.harness.controller import Controller, LogReader, RestController, RpcController, refused
+from tests.harness.core import find_xray
+from tests.harness.inbounds import Kind
+from tests.harness.node import NodeProcess
+from tests.harness.ports import free_port
+from tests.harness.protocols import vless
+from tests.harness.rest import Dialect, Rest
+from tests.harness.rpc import Rpc
+from tests.harness.transports import raw
+from tests.harness.users import TestUser
+from tests.harness.wait import until
+
+LINES = 10_000
+LONG = 4_000
+MAX_LINE = 64 * 1024
+DROPPED = re.compile(re.escape(NODE_MARK) + r"(\d+) lines were dropped")
+NUMBERED = re.compile(r"line (\d+) of the core")
+
+VLESS = Kind("vless-raw", vless(), raw())
+PERSON = TestUser.new("42")
+
+Make = Callable[[NodeProcess], Controller]
+
+
+def bearer(node: NodeProcess) -> Controller:
+    return RestController(node)
+
+
+def deployed(node: NodeProcess) -> Controller:
+    return RestController(node, dialect="x-api-key")
+
+
+def rpc(node: NodeProcess) -> Controller:
+    return RpcController(node)
+
+
+each_way = pytest.mark.parametrize("way", [bearer, deployed, rpc], ids=["bearer", "x-api-key", "grpc"])
+
+_CORE = """\
+#!{python} -IS
+import os, sys
+if sys.argv[1] == "run" and "-test" not in sys.argv:
+{talk}
+os.execv({xray!r}, [{xray!r}, *sys.argv[1:]])
+"""
+
+
+def talking_core(directory: Path, talk: str) -> Path:
+    """An executable that does what these lines of Python say before it becomes the real Xray."""
+    path = directory / "core"
+    indented = "".join(f"    {line}\n" for line in talk.splitlines())
+    path.write_text(_CORE.format(python=sys.executable, talk=indented, xray=str(find_xray().resolve())))
+    path.chmod(0o755)
+    return path
+
+
+@contextmanager
+def node_with(directory: Path, talk: str, **environment: str) -> Iterator[NodeProcess]:
+    core = talking_core(directory, talk)
+    with NodeProcess(directory, XRAY_EXECUTABLE_PATH=str(core), **environment) as node:
+        yield node
+
+
+def a_backend(level: str = "warning") -> service_pb2.Backend:
+    log = {"loglevel": level, "access": ""}
+    return backend([VLESS.inbound(free_port(), "in")], [user(PERSON, {"in": VLESS})], log=log)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[NodeProcess]:
+    """A node with the real core, which has said nothing yet but that it is ready."""
+    with NodeProcess(tmp_path) as node:
+        yield node
+
+
+@contextmanager
+def reading(way: Make, node: NodeProcess) -> Iterator[LogReader]:
+    """A reader that is open: the node has answered."""
+    controller = way(node)
+    with controller.logs() as reader:
+        until(lambda: reader.lines, what="the tail of the ring")
+        yield reader
+    controller.close()
+
+
+@each_way
+def test_stream_outlives_everything(node: NodeProcess, way: Make) -> None:
+    """A stream opens without a backend and stays open over Start, the core's death, Stop and a next Start."""
+    controller = RestController(node)
+    with reading(way, node) as reader:
+        for expected, do in (
+            ("backend running", lambda: controller.start(a_backend())),
+            ("backend failed", lambda: kill(node.core_pids()[0], signal.SIGKILL)),
+            ("backend running", lambda: controller.start(a_backend())),
+            ("backend stopped", controller.stop),
+            ("backend running", lambda: controller.start(a_backend())),
+            ("backend stopped", controller.stop),
+        ):
+            seen = len(reader.lines)
+            do()
+            until(lambda: any(expected in line for line in reader.lines[seen:]), what=expected)  # noqa: B023
+        assert not reader.ended
+    assert reader.error is None
+
+
+FLOOD = f"""\
+for number in range({LINES}):
+    os.write(1 + number % 2, b"line %d of the core\\n" % number)
+"""
+
+
+def test_every_reader_gets_every_line(tmp_path: Path) -> None:
+    """Each of nine readers, three of each kind, gets each of 10,000 lines of both outputs once, in the same order."""
+    with node_with(tmp_path, FLOOD, LOG_BUFFER_SIZE=str(2 * LINES)) as node, ExitStack() as stack:
+        readers = [stack.enter_context(reading(way, node)) for way in (bearer, deployed, rpc) for _ in range(3)]
+        RestController(node).start(a_backend())
+        for reader in readers:
+            reader.find("backend running", 30)
+            reader.find(" started", 10)
+        expected = list(range(LINES))
+        for reader in readers:
+            numbers = [int(match[1]) for match in map(NUMBERED.fullmatch, reader.lines) if match]
+            assert sorted(numbers) == expected
+            # Each output is a pipe of its own, in order by itself.
+            for output in (0, 1):
+                assert [number for number in numbers if number % 2 == output] == expected[output::2]
+            assert not any(map(DROPPED.match, reader.lines))
+        for reader in readers[1:]:
+            assert tail_of(reader) == tail_of(readers[0])
+
+
+def tail_of(reader: LogReader) -> list[str]:
+    """What a reader got from the start of the backend on."""
+    begin = next(index for index, line in enumerate(reader.lines) if "backend starting" in line)
+    end = next(index for index, line in enumerate(reader.lines) if "backend running" in line)
+    return reader.lines[begin:end]
+
+
+LONG_FLOOD = f"""\
+for number in range({LINES}):
+    os.write(1, b"line %d of the core".ljust({LONG}, b".") % number + b"\\n")
+"""
+
+
+@each_way
+def test_slow_reader_is_told(tmp_path: Path, way: Make) -> None:
+    """A reader that takes nothing loses its oldest lines, is told exactly how many, and holds nobody up."""
+    with node_with(tmp_path, LONG_FLOOD) as node, ExitStack() as stack:
+        stream = stack.enter_context(unread(way, node))
+        began = time.monotonic()
+        RestController(node).start(a_backend())
+        assert time.monotonic() - began < 8
+        lines = list(itertools.takewhile(lambda line: "backend running" not in line, stream))
+    assert dropped_of(lines) > 0
+
+
+def dropped_of(lines: Iterable[str]) -> int:
+    """How many lines the reader was told that it lost: exactly those that are missing, from the start's own on."""
+    following, dropped = 0, 0
+    for line in lines:
+        if lost := DROPPED.match(line):
+            following += int(lost[1])
+            dropped += int(lost[1])
+        elif line.startswith("line "):
+            assert line.partition(".")[0] == f"line {following - 1} of the core"
+            following += 1
+        elif "backend starting" in line:
+            following += 1
+    assert following > LINES
+    return dropped
+
+
+@contextmanager
+def unread(way: Make, node: NodeProcess) -> Iterator[Iterator[str]]:
+    """A stream that is open at the node, and of which nothing is read before the caller reads."""
+    if way is rpc:
+        with Rpc(node) as client:
+            call: Any = client.GetLogs(Empty())
+            call.initial_metadata()
+            yield (log.detail for log in call)
+            call.cancel()
+        return
+    stream = Rest(node, dialect="bearer" if way is bearer else "x-api-key").logs(timeout=30)
+    yield iter(stream)
+    stream.close()
+
+
+@each_way
+def test_late_reader_gets_the_tail(tmp_path: Path, way: Make) -> None:
+    """Who comes late is given the newest lines first, as many as are replayed, and then what comes."""
+    with node_with(tmp_path, FLOOD) as node, reading(bearer, node) as early:
+        controller = RestController(node)
+        controller.start(a_backend())
+        early.find("backend running", 20)
+        early.find(" started")
+        with reading(way, node) as late:
+            until(lambda: len(late.lines) >= REPLAY, what="the tail")
+            assert late.lines[:REPLAY] == early.lines[-REPLAY:]
+            controller.stop()
+            late.find("backend stopped")
+            early.find("backend stopped")
+            assert late.lines == early.lines[-len(late.lines) :]
+
+
+LONG_LINES = f"""\
+for size in ({MAX_LINE - 1}, {MAX_LINE}, {MAX_LINE + 1}, 5 * {MAX_LINE}):
+    sys.stdout.write("x" * size + "\\nshort after %d\\n" % size)
+    sys.stdout.flush()
+sys.stdout.buffer.write(b"not \\xff UTF-8, and \\xd1\\x8f is\\r\\n\\n\\tindented")
+sys.stdout.flush()
+"""
+
+
+@each_way
+def test_long_and_odd_lines(tmp_path: Path, way: Make) -> None:
+    """A line over 64 KiB is cut, and the ones around it are whole; bytes that are no UTF-8 do no harm."""
+    with node_with(tmp_path, LONG_LINES) as node, reading(way, node) as reader:
+        RestController(node).start(a_backend())
+        reader.find("backend running", 20)
+        reader.find("indented")
+        sizes = [MAX_LINE - 1, MAX_LINE, MAX_LINE + 1, 5 * MAX_LINE]
+        long = [len(line) for line in reader.lines if line.startswith("xxx")]
+        assert long == [min(size, MAX_LINE) for size in sizes]
+        assert [line for line in reader.lines if line.startswith("short")] == [f"short after {size}" for size in sizes]
+        assert "not \ufffd UTF-8, and \u044f is" in reader.lines
+
+
+# The form of REST's streams
+
+
+def test_events_and_heartbeat(node: NodeProcess) -> None:
+    """A Bearer client gets events of one bare line each, and comments while nothing happens; the other kind, lines."""
+    with ExitStack() as stack:
+        events, lines = (stack.enter_context(raw_stream(node, dialect)) for dialect in DIALECTS)
+        began = time.monotonic()
+        assert len(list(itertools.islice(comments(events), 2))) == 2
+        assert 10 < time.monotonic() - began < 20
+        RestController(node).start(a_backend())
+        RestController(node).stop()
+        bare = list(read_until(lines, "backend stopped"))
+        framed = list(read_until(events, "backend stopped"))
+    assert not [line for line in bare if line.startswith((":", "data:")) or not line]
+    assert framed[1::2] == [""] * (len(framed) // 2)
+    own = [line.removeprefix("data: ") for line in framed[::2] if not line.startswith(":")]
+    assert own == bare[1:], "the ready line came before the comments"
+
+
+DIALECTS: tuple[Dialect, Dialect] = ("bearer", "x-api-key")
+
+
+@contextmanager
+def raw_stream(node: NodeProcess, dialect: Dialect) -> Iterator[HTTPResponse]:
+    """`GET /logs` as it comes, its headers checked."""
+    rest = Rest(node, dialect=dialect, timeout=20)
+    connection = rest.connection()
+    try:
+        connection.request("GET", "/logs", headers=rest.credentials)
+        with connection.getresponse() as response:
+            assert response.status == 200
+            assert response.getheader("Content-Type", "").startswith("text/event-stream")
+            assert response.getheader("Content-Length") is None
+            assert response.getheader("Cache-Control") == "no-store"
+            yield response
+    finally:
+        connection.close()
+
+
+def comments(response: HTTPResponse) -> Iterator[str]:
+    """The comments of an event stream, each followed by an empty line; events in between are passed over."""
+    while block := response.readline().decode():
+        assert response.readline() == b"\n"
+        if block.startswith(":"):
+            yield block
+
+
+def read_until(response: HTTPResponse, last: str) -> Iterator[str]:
+    line = ""
+    while last not in line:
+        line = response.readline().decode()
+        assert line.endswith("\n")
+        yield line.removesuffix("\n")
+
+
+# What is in the logs, and what is not
+
+
+@each_way
+def test_own_events_are_marked(node: NodeProcess, way: Make) -> None:
+    """What the node itself has to say begins with its mark, and what the core says does not."""
+    controller = RestController(node)
+    with reading(way, node) as reader:
+        controller.start(a_backend())
+        controller.stop()
+        reader.find("backend stopped")
+        lines = list(reader.lines)
+    own = [line for line in lines if line.startswith(NODE_MARK)]
+    assert [line.removeprefix(NODE_MARK).partition(":")[0] for line in own if "backend " in line] == [
+        "backend starting",
+        "backend running",
+        "backend stopped",
+    ]
+    assert any("Xray 26" in line or "started" in line for line in lines if line not in own)
+
+
+def test_api_is_not_in_the_logs(node: NodeProcess) -> None:
+    """What the node asks of the core is no user's connection, and is not in the logs, however much they tell."""
+    controller = RestController(node)
+    with reading(bearer, node) as reader:
+        controller.start(a_backend("debug"))
+        for _ in range(5):
+            controller.stats(service_pb2.UsersStat)
+            controller.backend_stats()
+            controller.sync_users([user(TestUser.new("7"), {"in": VLESS})])
+            controller.online("7")
+        controller.stop()
+        reader.find("backend stopped")
+        lines = list(reader.lines)
+    assert any("[Debug]" in line for line in lines)
+    for trace in (" accepted ", ".sock", "StatsService", "HandlerService", str(node.state)):
+        assert not [line for line in lines if trace in line]
+
+
+@pytest.mark.parametrize("debug", ["0", "1"])
+def test_no_secrets_in_the_log(tmp_path: Path, debug: str) -> None:
+    """Neither a key, right or wrong, nor a credential, good or bad, is in what the node logs or shows to readers."""
+    wrong, odd = secrets.token_urlsafe(24), service_pb2.User(email="odd", inbounds=["in"])
+    odd.proxies.vless.id = secrets.token_urlsafe(24)
+    with NodeProcess(tmp_path, DEBUG=debug) as node, reading(bearer, node) as reader:
+        for make in (RestController, RpcController):
+            for key in (wrong, f"{node.key}0"):
+                with refused(401, "UNAUTHENTICATED"):
+                    make(node, key).info()
+            with refused(400, "INVALID_ARGUMENT"):
+                make(node).start(service_pb2.Backend(config=f'{{"inbounds": "{odd.proxies.vless.id}"}}'))
+            make(node).start(a_backend())
+            with refused(500, "INTERNAL", "odd"):
+                make(node).sync_users([odd, user(PERSON, {"in": VLESS})])
+            started = a_backend()
+            started.users.append(odd)
+            make(node).start(started)
+            make(node).stop()
+        reader.find("odd")
+        node.stop()
+        lines = [*node.lines, *reader.lines]
+    for secret in (node.key, wrong, odd.proxies.vless.id, PERSON.uuid):
+        assert not [line for line in lines if secret in line]
+
+
+@pytest.mark.parametrize(("debug", "logged"), [("0", False), ("1", True)])
+def test_requests_are_logged_on_demand(tmp_path: Path, debug: str, logged: bool) -> None:
+    """DEBUG=1 logs every request, and without it none is."""
+    with NodeProcess(tmp_path, DEBUG=debug) as node:
+        RestController(node).info()
+        node.stop()
+        assert any("GET /info" in line for line in node.lines) is logged
