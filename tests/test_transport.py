@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import ssl
-import threading
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -424,4 +423,3 @@ def test_grpclib(node: NodeProcess) -> None:
     """The library that deployed controllers use works for every kind of call, on one connection."""
     asyncio.run(asyncio.wait_for(_calls(node), 30))
     assert RestController(node).online("249").value == 0
-    assert threading.active_count() < 50
