@@ -1,0 +1,91 @@
+"""What a call can fail with: codes are words of their own, statuses exist, and known texts stay what clients know."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from http import HTTPStatus
+
+import grpc
+import pytest
+
+from node import errors
+from node.errors import KINDS, NodeError
+
+# The word, REST's status and gRPC's, for every kind: what the documentation and clients rely on.
+TABLE = {
+    "internal": (500, "INTERNAL"),
+    "unauthenticated": (401, "UNAUTHENTICATED"),
+    "invalid_request": (400, "INVALID_ARGUMENT"),
+    "invalid_config": (400, "INVALID_ARGUMENT"),
+    "not_found": (404, "UNIMPLEMENTED"),
+    "unknown_name": (404, "NOT_FOUND"),
+    "method_not_allowed": (405, "UNIMPLEMENTED"),
+    "request_timeout": (408, "DEADLINE_EXCEEDED"),
+    "too_large": (413, "RESOURCE_EXHAUSTED"),
+    "unsupported_media_type": (415, "INVALID_ARGUMENT"),
+    "unsupported": (501, "UNIMPLEMENTED"),
+    "backend_not_initialized": (500, "UNAVAILABLE"),
+    "core_not_started": (503, "UNAVAILABLE"),
+    "core_failed": (500, "UNAVAILABLE"),
+    "users_refused": (500, "INTERNAL"),
+    "shutting_down": (503, "UNAVAILABLE"),
+}
+
+
+def test_all_codes() -> None:
+    """Every code, with its statuses, is the one that is written down here."""
+    assert {kind.code: (kind.http, kind.grpc) for kind in KINDS} == TABLE
+    assert len(KINDS) == len(TABLE)
+
+
+def test_every_kind_is_listed() -> None:
+    """No error of the module is missing in the list."""
+    defined = {kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, NodeError)}
+    assert defined - {NodeError} == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_words_and_statuses_exist(kind: type[NodeError]) -> None:
+    """A code is a plain word, its statuses are ones that HTTP and gRPC know, and the class says what it is."""
+    assert re.fullmatch(r"[a-z]+(_[a-z]+)*", kind.code)
+    assert HTTPStatus(kind.http) >= HTTPStatus.BAD_REQUEST
+    assert grpc.StatusCode[kind.grpc] is not grpc.StatusCode.OK
+    assert kind.__doc__
+
+
+def test_no_backend() -> None:
+    """Deployed controllers take exactly this text for a node without a backend."""
+    assert errors.NotInitialized().text == "backend not initialized"
+
+
+def test_core_on_its_way() -> None:
+    """Deployed controllers leave a node alone that says this, so the text begins with it and the reason comes after."""
+    assert errors.NotStarted("it was killed").text == "core is not started yet: it was killed"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not errors.NotStarted])
+def test_nobody_else_says_that_the_core_is_on_its_way(kind: type[NodeError]) -> None:
+    """No other error has the text that makes controllers wait."""
+    plain = kind in (errors.NotInitialized, errors.ShuttingDown, errors.Unauthenticated)
+    made = errors.UsersRefused([("ann", "why")]) if kind is errors.UsersRefused else kind(*([] if plain else ["why"]))
+    assert "core is not started yet" not in made.text
+    assert str(made) == made.text
+
+
+def test_refused_users_are_named() -> None:
+    """The text begins as controllers know it and names users with their reasons; the error has all of them."""
+    refused = [("ann", "bad id"), ("bob", "same credential")]
+    error = errors.UsersRefused(refused)
+    assert error.text == "failed to update users: 'ann': bad id; 'bob': same credential"
+    assert error.refused == refused
+
+
+def test_many_refused_users_are_counted() -> None:
+    """A text is bounded: beyond a number of names it says how many more there are."""
+    listed = errors.UsersRefused.LISTED
+    whole, cut = (errors.UsersRefused([(f"u{n}", "no") for n in range(listed + more)]) for more in (0, 5))
+    assert "more" not in whole.text
+    assert cut.text.endswith("; and 5 more")
+    assert f"'u{listed - 1}'" in cut.text
+    assert f"'u{listed}'" not in cut.text

@@ -1,0 +1,111 @@
+"""Where Xray finds its lists: the operator's, the executable's, or a small one of our own that the core reads."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from pathlib import Path
+
+import pytest
+
+from drivers.xray.geo import assets, private_geoip
+from protos.xray_pb2 import GeoIpList
+from tests.harness.convert import refuses
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> dict[str, Path]:
+    """The operator's directory, the executable's and the node's own, which is not there yet."""
+    made = {name: tmp_path / name for name in ("operator", "core", "private")}
+    made["operator"].mkdir()
+    made["core"].mkdir()
+    return made
+
+
+def chosen(places: dict[str, Path], configured: bool = True) -> Path:
+    return assets(places["operator"] if configured else None, places["core"] / "xray", places["private"])
+
+
+def routed(address: str) -> str:
+    """A configuration that has a rule for a list."""
+    return json.dumps({"routing": {"rules": [{"ip": [address], "outboundTag": "x"}]}})
+
+
+def test_the_operators_list_first(places: dict[str, Path]) -> None:
+    """A geoip.dat where the operator says is used, before one beside the executable; nothing is written."""
+    for name in ("operator", "core"):
+        (places[name] / "geoip.dat").write_text(name)
+    assert chosen(places) == places["operator"]
+    assert chosen(places, configured=False) == places["core"]
+    assert not places["private"].exists()
+
+
+def test_the_executables_list_next(places: dict[str, Path]) -> None:
+    """Where the operator has no lists at all, those beside the executable are used."""
+    (places["core"] / "geoip.dat").touch()
+    assert chosen(places) == places["core"]
+
+
+def test_our_own_where_there_is_none(places: dict[str, Path]) -> None:
+    """Without any geoip.dat there is a private directory with ours and with the other lists that there are."""
+    (places["operator"] / "geosite.dat").write_text("sites")
+    (places["core"] / "extra.dat").write_text("extra")
+    (places["core"] / "readme.txt").write_text("no list")
+    assert chosen(places) == places["private"]
+    found = {path.name: path.read_bytes() for path in places["private"].iterdir()}
+    assert found == {"geoip.dat": private_geoip(), "geosite.dat": b"sites", "extra.dat": b"extra"}
+    assert places["private"].stat().st_mode & 0o777 == 0o700
+    assert chosen(places) == places["private"]
+
+
+def test_the_operators_other_list_is_used(places: dict[str, Path]) -> None:
+    """An operator who has a geosite.dat of his own, and no geoip.dat, gets his list and not the executable's."""
+    (places["operator"] / "geosite.dat").write_text("his")
+    for name in ("geoip.dat", "geosite.dat"):
+        (places["core"] / name).write_text("core's")
+    directory = chosen(places)
+    assert (directory / "geosite.dat").read_text() == "his"
+    assert (directory / "geoip.dat").read_text() == "core's"
+
+
+def test_lists_that_moved(places: dict[str, Path]) -> None:
+    """The private directory follows: a list that is elsewhere now is the one that is used."""
+    (places["operator"] / "geosite.dat").write_text("old")
+    chosen(places)
+    (places["operator"] / "geosite.dat").rename(places["core"] / "geosite.dat")
+    (places["core"] / "geosite.dat").write_text("new")
+    assert (chosen(places) / "geosite.dat").read_text() == "new"
+
+
+def test_what_is_private() -> None:
+    """The list has loopback, link-local and private networks of both kinds, and no address of the internet's."""
+    (entry,) = GeoIpList.FromString(private_geoip()).entry
+    networks = [ipaddress.ip_network((cidr.ip, cidr.prefix)) for cidr in entry.cidr]
+    assert entry.country_code == "PRIVATE"
+
+    def known(text: str) -> bool:
+        address = ipaddress.ip_address(text)
+        return any(address in network for network in networks if network.version == address.version)
+
+    for inside in (
+        "10.1.2.3",
+        "127.0.0.1",
+        "172.31.0.1",
+        "192.168.1.1",
+        "169.254.1.1",
+        "224.0.0.1",
+        "::1",
+        "fd00::1",
+        "fe80::1",
+    ):
+        assert known(inside), inside
+    for outside in ("1.1.1.1", "8.8.8.8", "172.32.0.1", "192.169.0.1", "2606:4700::1111"):
+        assert not known(outside), outside
+
+
+def test_the_core_reads_it(tmp_path: Path) -> None:
+    """Without a list the core refuses `geoip:private`; with ours it knows that and nothing else."""
+    assert refuses(routed("geoip:private"), tmp_path)
+    (tmp_path / "geoip.dat").write_bytes(private_geoip())
+    assert not refuses(routed("geoip:private"), tmp_path)
+    assert refuses(routed("geoip:cn"), tmp_path)

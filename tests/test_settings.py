@@ -1,0 +1,252 @@
+"""Settings: the later source wins, every fault is told at once, and the key stays secret."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from node.settings import SETTINGS, BadSettings, Settings, key_fault, load
+from node.tap import Options
+
+KEY = "b831381d-6324-4d53-ad4f-8cda48b30811"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A working directory with the files that settings refer to by default."""
+    var = tmp_path / "var"
+    var.mkdir()
+    for name in ("certificate.pem", "key.pem"):
+        (var / name).touch()
+    return tmp_path
+
+
+def loaded(home: Path, environ: Mapping[str, str] | None = None, **options: str) -> Settings:
+    return load(options, home, {"API_KEY": KEY, **(environ or {})})
+
+
+def faults(home: Path, **environ: str) -> list[str]:
+    """The lines that tell what is wrong."""
+    with pytest.raises(BadSettings) as bad:
+        load({}, home, {"API_KEY": KEY, **environ})
+    return bad.value.faults
+
+
+def test_nothing_but_a_key_is_needed(home: Path) -> None:
+    """With a key and a certificate, defaults do."""
+    settings = loaded(home)
+    assert settings == Settings(
+        api_key=KEY,
+        host="",
+        rest_port=62051,
+        grpc_port=62050,
+        cert_file=home / "var" / "certificate.pem",
+        key_file=home / "var" / "key.pem",
+        state_dir=home / "var",
+        log_buffer_size=10000,
+        debug=False,
+        drivers={"XRAY_EXECUTABLE_PATH": "", "XRAY_ASSETS_PATH": "", "XRAY_SPLICE": "off"},
+        notify={},
+    )
+
+
+def test_sources_rise(home: Path) -> None:
+    """The environment is over `.env`, an option over both; what is empty is not set."""
+    (home / ".env").write_text("REST_PORT=1001\nGRPC_PORT=1002\nNODE_HOST=::1\nDEBUG=1\n")
+    settings = loaded(home, {"GRPC_PORT": "2002", "NODE_HOST": "127.0.0.1", "DEBUG": ""}, NODE_HOST="127.0.0.2")
+    assert (settings.rest_port, settings.grpc_port) == (1001, 2002)
+    assert (settings.host, settings.debug) == ("127.0.0.2", True)
+
+
+def test_the_env_file_as_people_write_it(home: Path) -> None:
+    """Comments, blank lines, `export`, quotes, spaces and lines of other programs are taken for what they are."""
+    (home / ".env").write_text(
+        "# REST_PORT=1\n\nexport GRPC_PORT=1002\n  NODE_HOST = '::1' \nXRAY_SPLICE=\"on\"\n"
+        "OTHER=1\nnonsense\nREST_PORT=1001\n"
+    )
+    settings = loaded(home)
+    assert (settings.rest_port, settings.grpc_port, settings.host) == (1001, 1002, "::1")
+    assert settings.drivers["XRAY_SPLICE"] == "on"
+
+
+def test_an_env_file_that_cannot_be_read(home: Path) -> None:
+    """A `.env` that is there and cannot be read is a fault, not nothing."""
+    (home / ".env").write_bytes(b"NODE_HOST=\xff\n")
+    assert [".env" in fault for fault in faults(home)] == [True]
+
+
+def test_paths_are_taken_from_the_working_directory(home: Path) -> None:
+    """A relative path begins at the working directory, and STATE_DIR is where the other files are by default."""
+    other = home / "other"
+    other.mkdir()
+    for name in ("certificate.pem", "key.pem"):
+        (other / name).touch()
+    settings = loaded(home, {"STATE_DIR": "other", "SSL_KEY_FILE": "var/key.pem"})
+    assert (settings.state_dir, settings.cert_file) == (other, other / "certificate.pem")
+    assert settings.key_file == home / "var" / "key.pem"
+
+
+def test_every_fault_at_once(home: Path) -> None:
+    """All that is wrong is told together, one line each, by the setting's name."""
+    told = faults(
+        home,
+        API_KEY="short",
+        REST_PORT="x",
+        GRPC_PORT="70000",
+        SSL_CERT_FILE="missing.pem",
+        LOG_BUFFER_SIZE="0",
+        DEBUG="maybe",
+        XRAY_SPLICE="perhaps",
+    )
+    names = ["REST_PORT", "GRPC_PORT", "API_KEY", "SSL_CERT_FILE", "LOG_BUFFER_SIZE", "DEBUG", "XRAY_SPLICE"]
+    assert sorted(fault.partition(":")[0] for fault in told) == sorted(names)
+    assert not [fault for fault in told if "\n" in fault]
+
+
+@pytest.mark.parametrize("name", ["STATE_DIR", "SSL_CERT_FILE", "SSL_KEY_FILE"])
+def test_a_home_that_is_not_there(home: Path, name: str) -> None:
+    """A path in the home of somebody who does not exist is a fault of that setting."""
+    assert faults(home, **{name: "~nobody-of-this-name/x"})[0].startswith(name)
+
+
+@pytest.mark.parametrize("text", ["0", "65536", "-1", "1.5", "x", "٣", "1e3", "9" * 5000])
+def test_ports_are_numbers_in_range(home: Path, text: str) -> None:
+    """A port is a decimal number from 1 to 65535; anything else is one fault."""
+    (fault,) = faults(home, REST_PORT=text)
+    assert fault.startswith("REST_PORT:")
+
+
+@given(st.sampled_from([setting.name for setting in SETTINGS if setting.name != "API_KEY"]), st.text(max_size=20))
+@hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_text_is_a_setting_or_a_fault(home: Path, name: str, text: str) -> None:
+    """Whatever a setting says, the node has valid settings or a list of faults."""
+    try:
+        settings = load({name: text}, home, {"API_KEY": KEY})
+    except BadSettings as bad:
+        assert bad.faults
+    else:
+        assert 1 <= (settings.rest_port or 1) <= 65535
+
+
+# Ports and settings
+
+
+@pytest.mark.parametrize(
+    ("environ", "rest", "grpc"),
+    [
+        ({}, 62051, 62050),
+        ({"REST_PORT": "1001"}, 1001, 62050),
+        ({"SERVICE_PORT": "1000"}, None, 1000),
+        ({"SERVICE_PORT": "1000", "REST_PORT": "1001"}, 1001, 1000),
+        ({"SERVICE_PORT": "1000", "GRPC_PORT": "1002"}, None, 1000),
+        ({"SERVICE_PROTOCOL": "rest"}, 62051, None),
+        ({"SERVICE_PROTOCOL": "grpc"}, None, 62050),
+        ({"SERVICE_PROTOCOL": "REST", "SERVICE_PORT": "1000"}, 1000, None),
+        ({"SERVICE_PROTOCOL": "grpc", "SERVICE_PORT": "1000"}, None, 1000),
+        ({"SERVICE_PROTOCOL": "rest", "SERVICE_PORT": "1000", "GRPC_PORT": "1002"}, 1000, 1002),
+        ({"SERVICE_PROTOCOL": "grpc", "SERVICE_PORT": "1000", "REST_PORT": "1001"}, 1001, 1000),
+        ({"SERVICE_PROTOCOL": "rest", "REST_PORT": "1001"}, 1001, None),
+    ],
+)
+def test_ports(home: Path, environ: dict[str, str], rest: int | None, grpc: int | None) -> None:
+    """Both interfaces are on; SERVICE_PROTOCOL and SERVICE_PORT leave one, and the other only on its own port."""
+    settings = loaded(home, environ)
+    assert (settings.rest_port, settings.grpc_port) == (rest, grpc)
+
+
+def test_one_port_for_both(home: Path) -> None:
+    """Two interfaces cannot have one port; where a port is no port at all, that alone is told."""
+    (fault,) = faults(home, REST_PORT="1000", GRPC_PORT="1000")
+    assert "both 1000" in fault
+    assert len(faults(home, REST_PORT="x", GRPC_PORT="y")) == 2
+
+
+def test_an_unknown_protocol(home: Path) -> None:
+    """SERVICE_PROTOCOL is rest or grpc."""
+    assert [fault.partition(":")[0] for fault in faults(home, SERVICE_PROTOCOL="http")] == ["SERVICE_PROTOCOL"]
+
+
+# The key
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        "x" * 15,
+        "0" * 32,
+        "00000000-0000-0000-0000-000000000000",
+        "{00000000-0000-0000-0000-000000000000}",
+        "urn:uuid:00000000-0000-0000-0000-000000000000",
+    ],
+)
+def test_keys_that_are_none(home: Path, key: str) -> None:
+    """No key, a short one and the nil UUID in any spelling: the node does not start, and says what to do."""
+    (fault,) = faults(home, API_KEY=key)
+    assert fault.startswith("API_KEY:")
+    assert key_fault(key)
+
+
+@pytest.mark.parametrize("key", ["x" * 16, KEY, KEY.upper(), "ключ-ключ-ключ-ключ"])
+def test_keys_that_will_do(home: Path, key: str) -> None:
+    """Sixteen characters of any script, or a UUID."""
+    assert loaded(home, {"API_KEY": key}).api_key == key
+    assert not key_fault(key)
+
+
+def test_a_key_from_a_file(home: Path) -> None:
+    """Without API_KEY it is read from API_KEY_FILE, or from api_key in STATE_DIR; spaces around it are none of it."""
+    (home / "var" / "api_key").write_text(f"  {KEY}\n")
+    (home / "elsewhere").write_text("another key, long enough\n")
+    assert load({}, home, {}).api_key == KEY
+    assert load({}, home, {"API_KEY_FILE": "elsewhere"}).api_key == "another key, long enough"
+    assert load({}, home, {"API_KEY_FILE": "elsewhere", "API_KEY": KEY}).api_key == KEY
+
+
+def test_a_key_file_that_is_not_there(home: Path) -> None:
+    """A key file that was named and cannot be read is a fault by its name, also where a default one is there."""
+    (home / "var" / "api_key").write_text(KEY)
+    (fault,) = faults(home, API_KEY="", API_KEY_FILE="missing")
+    assert fault.startswith("API_KEY_FILE")
+    assert "missing" in fault
+
+
+def test_an_empty_key_file(home: Path) -> None:
+    """A key file without a key is a fault that names the file."""
+    (home / "var" / "api_key").write_text("\n")
+    (fault,) = faults(home, API_KEY="")
+    assert "api_key" in fault
+
+
+def test_the_key_is_shown_nowhere(home: Path) -> None:
+    """Neither the settings' own words nor a list of faults hold the key, and no driver is given it."""
+    secret = "a secret of some length"
+    settings = loaded(home, {"API_KEY": secret})
+    assert secret not in repr(settings)
+    assert secret not in str({**settings.drivers, **settings.notify})
+    assert not [fault for fault in faults(home, API_KEY=secret[:10], DEBUG="x") if secret[:10] in fault]
+
+
+def test_the_key_is_no_option() -> None:
+    """Options stand in everybody's list of processes: every setting but the key is one."""
+    names = {str(row[0]) for row in Options.optParameters}
+    assert names == {setting.option for setting in SETTINGS} - {"api-key"}
+    assert not [name for name in names if name.replace("-", "") == "apikey"]
+
+
+def test_options_by_setting() -> None:
+    """What was given on the command line is known by the setting's name, what was not is absent."""
+    options = Options()
+    options.parseOptions(["--rest-port", "1001", "--xray-splice=on"])
+    assert options.settings() == {"REST_PORT": "1001", "XRAY_SPLICE": "on"}
+
+
+def test_the_service_manager_is_passed_on(home: Path) -> None:
+    """What systemd says about readiness is handed over; nothing else of the environment is."""
+    settings = loaded(home, {"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "1", "HOME": "/root"})
+    assert settings.notify == {"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "1"}
