@@ -21,6 +21,10 @@ from node.users import Account, Accounts, Change, Refusal
 from protos.service_pb2 import BackendStatsResponse, User
 
 
+# How the line begins that says why; a stack trace may follow it.
+_TELLING = ("panic:", "fatal error:", "Failed to start:", "FATAL")
+
+
 @dataclass(frozen=True)
 class Host:
     """What a driver is given: the reactor, the asyncio thread, a private directory (0700), the ring, its settings."""
@@ -43,7 +47,8 @@ class Exit:
     def reason(self) -> str:
         """One line for an operator."""
         how = f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
-        return f"the core ended by itself ({how})" + (f": {self.lines[-1]}" if self.lines else "")
+        telling = [line for line in self.lines if line.startswith(_TELLING)] or self.lines
+        return f"the core ended by itself ({how})" + (f": {telling[-1]}" if telling else "")
 
 
 class Plan(Protocol):

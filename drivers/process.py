@@ -148,14 +148,20 @@ def spawn(
     owner: Path,
     files: Mapping[int, int],
 ) -> None:
-    """Start `command` (an absolute path first). `files` maps the child's descriptors to ours, 0 among them."""
-    reactor.spawnProcess(
-        process,
-        command[0],
-        command,
-        env={**environment, MARK: str(owner)},
-        childFDs={**files, 1: "r", 2: "r"},
-    )
+    """Start `command` (an absolute path first). `files` maps the child's descriptors to ours, 0 among them.
+
+    Raises `CoreFailed` if it cannot be run.
+    """
+    try:
+        reactor.spawnProcess(
+            process,
+            command[0],
+            command,
+            env={**environment, MARK: str(owner)},
+            childFDs={**files, 1: "r", 2: "r"},
+        )
+    except OSError as fault:
+        raise CoreFailed(f"{command[0]} cannot be run: {fault.strerror}") from fault
 
 
 def leashed(command: Sequence[str]) -> list[str]:
