@@ -6,9 +6,10 @@ import hashlib
 import queue
 import socket
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -28,12 +29,14 @@ from tests.conftest import (
     talking,
 )
 from tests.harness import transfer
+from tests.harness.acceptor import Acceptor
 from tests.harness.backend import backend, chunks
 from tests.harness.controller import Controller, ControllerError, RpcController
 from tests.harness.cover import CoverServer
 from tests.harness.echo import EchoServer
 from tests.harness.inbounds import NAMES, SERVER_NAME, Kind, with_users
 from tests.harness.node import NodeProcess
+from tests.harness.ports import free_port
 from tests.harness.users import TestUser
 from tests.harness.wait import until
 
@@ -155,6 +158,56 @@ def test_shadowsocks_2022_changes(
             controller.sync_user(step)
             assert gets_in(place, ANNA, echo)
         assert stays_out(place, BERT, echo)
+
+
+@contextmanager
+def stalling(place: Place, first: int) -> Iterator[tuple[Place, threading.Event, threading.Event]]:
+    """A way to the inbound that holds a client's bytes back after the `first` ones.
+
+    The first event says that these are through, the second lets the others follow.
+    """
+    through, go_on = threading.Event(), threading.Event()
+
+    def serve(client: socket.socket) -> None:
+        with socket.create_connection(("127.0.0.1", place.port)) as inbound:
+            inbound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            hello = client.recv(64 * 1024)
+            inbound.sendall(hello[:first])
+            through.set()
+            go_on.wait(10)
+            inbound.sendall(hello[first:])
+            inbound.settimeout(1)
+            client.sendall(inbound.recv(64 * 1024))
+
+    with Acceptor("127.0.0.1", port := free_port(), serve):
+        yield replace(place, port=port), through, go_on
+
+
+@pytest.mark.parametrize(("gone", "other"), [(ANNA, BERT), (BERT, ANNA)], ids=["first", "last"])
+@over("rest")
+def test_removal_inside_a_handshake(
+    gone: TestUser, other: TestUser, all_kinds: Mapping[str, Kind], echo: EchoServer, controller: Controller
+) -> None:
+    """A user of Shadowsocks-2022 who is removed while he shakes hands does not end the core, nor pass for another."""
+    place = Place(all_kinds["shadowsocks-2022-aes-128"], "stalled")
+    run(controller, [place], [member(ANNA, place), member(BERT, place)])
+    controller.stats(UserStat, other.email, reset=True)
+
+    def attempt(slow: Place) -> None:
+        with suppress(OSError), connection(slow, gone, echo):
+            pass
+
+    # Behind salt, identity and first header (SIP022 and SIP023): the core knows by now who it is, and waits for more.
+    with stalling(place, 16 + 16 + 27) as (slow, through, go_on), ThreadPoolExecutor(1) as pool:
+        attempted = pool.submit(attempt, slow)
+        assert through.wait(5)
+        controller.sync_user(member(gone))
+        go_on.set()
+        attempted.result()
+    assert controller.info().running
+    assert not any(stat.value for stat in controller.stats(UserStat, other.email).stats)
+    assert gets_in(place, other, echo)
+    assert stays_out(place, gone, echo)
 
 
 @over("grpc")

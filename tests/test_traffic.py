@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from protos.service_pb2 import Inbound, Inbounds, Outbound, Outbounds, StatType, UsersStat, UserStat
 from tests.conftest import SOURCE, Place, connection, control, gets_in, member, over, run, settled, stays_out, way
-from tests.harness import socks, transfer
+from tests.harness import certs, socks, transfer
+from tests.harness.acceptor import Acceptor
+from tests.harness.certs import Certificate
 from tests.harness.controller import Controller, ControllerError
 from tests.harness.core import XrayClient
 from tests.harness.cover import CoverServer
@@ -23,6 +29,7 @@ from tests.harness.wait import until
 
 # What Xray leaves out of an inbound's downlink, for a connection.
 UNCOUNTED = 8192
+ANNA, BERT = TestUser.new("Anna@test"), TestUser.new("bert@test")
 
 
 class Traffic(NamedTuple):
@@ -65,6 +72,28 @@ def seen(echo: EchoServer) -> Traffic:
     return Traffic(echo.received, echo.sent)
 
 
+@contextmanager
+def tls_source(certificate: Certificate) -> Iterator[int]:
+    """The port of a TLS 1.3 server that answers each number with so many bytes."""
+    port, context = free_port(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate.certificate, certificate.key)
+
+    def serve(connection: socket.socket) -> None:
+        with context.wrap_socket(connection.dup(), server_side=True) as link:
+            while size := link.recv(20):
+                link.sendall(bytes(int(size)))
+
+    with Acceptor("127.0.0.1", port, serve):
+        yield port
+
+
+def receive(link: ssl.SSLSocket, size: int) -> None:
+    while size:
+        block = link.recv(size)
+        assert block, f"the connection ended {size} bytes early"
+        size -= len(block)
+
+
 def unknown(call: Callable[[], object]) -> None:
     """The call is refused since there is nothing of that name."""
     with pytest.raises(ControllerError) as refused:
@@ -105,6 +134,24 @@ def test_bytes_are_counted(
     assert counted(controller, UserStat, email).minus(user) == moved
 
 
+@over("grpc")
+def test_vision_is_counted_live(tmp_path: Path, residents: Mapping[str, Resident], controller: Controller) -> None:
+    """TLS inside Vision, which a kernel could splice past the counters, is counted while the connection is open."""
+    resident = residents["vless-reality-vision"]
+    certificate = certs.make(tmp_path, ["inner.test"])
+    context = ssl.create_default_context(cafile=certificate.certificate)
+    before = counted(controller, UserStat, resident.person.email)
+    with (
+        tls_source(certificate) as port,
+        socks.connect(resident.socks_port, "127.0.0.1", port) as way_there,
+        context.wrap_socket(way_there, server_hostname="inner.test") as link,
+    ):
+        for size in (1_000_000, 2_000_000):
+            link.sendall(b"%d" % size)
+            receive(link, size)
+        assert counted(controller, UserStat, resident.person.email).minus(before).downlink >= 3_000_000
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_strangers_stay_out(name: str, residents: Mapping[str, Resident], echo: EchoServer) -> None:
     """Somebody with a credential of his own making gets through no inbound, where its user does."""
@@ -140,12 +187,22 @@ def test_inbounds_are_counted(
     assert moved.downlink - UNCOUNTED <= inbound.downlink <= moved.downlink * 1.1
 
 
+def test_inbounds_beside_hysteria(all_kinds: Mapping[str, Kind], echo: EchoServer, controller: Controller) -> None:
+    """Some cores cannot count both Hysteria's users and inbounds: then the node says so, and never shows zeros."""
+    home, hysteria = Place(all_kinds["vless-raw"], "beside"), Place(all_kinds["hysteria2"], "hysteria")
+    info = run(controller, [home, hysteria], [member(ANNA, home)])
+    with connection(home, ANNA, echo) as link:
+        transfer.upload(link, 1000)
+    try:
+        assert listed(controller, Inbounds)[home.tag, "uplink"] >= 1000
+    except ControllerError as refused:
+        assert refused.status in ("501", "UNIMPLEMENTED")
+        assert "Hysteria" in str(info.warnings)
+
+
 @pytest.fixture
 def home(all_kinds: Mapping[str, Kind]) -> Place:
     return Place(all_kinds["vless-raw"], "home")
-
-
-ANNA, BERT = TestUser.new("Anna@test"), TestUser.new("bert@test")
 
 
 @pytest.fixture
