@@ -20,7 +20,6 @@ from node.logs import Log
 from node.users import Account, Accounts, Change, Refusal
 from protos.service_pb2 import BackendStatsResponse, User
 
-
 # How the line begins that says why; a stack trace may follow it.
 _TELLING = ("panic:", "fatal error:", "Failed to start:", "FATAL")
 
