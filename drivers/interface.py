@@ -92,8 +92,20 @@ class Generation(Protocol):
     async def backend_stats(self) -> BackendStatsResponse:
         """The core's own run-time figures."""
 
+    async def answers(self, seconds: float) -> bool:
+        """Whether the core answers a small question within this time."""
+
+    async def audit(self) -> int:
+        """Compare the core's own list of users with `accounts`, and make `accounts` tell the truth.
+
+        Returns in how many users they differed. Raises `errors.CoreFailed`.
+        """
+
+    def kill(self) -> None:
+        """End the process at once: it does not answer any more."""
+
     async def stop(self) -> None:
-        """End the process: asked, then forced. Returns when it is gone."""
+        """End the process: asked, then forced. Returns when it is gone. May be called again meanwhile."""
 
 
 class Driver(Protocol):
@@ -102,6 +114,9 @@ class Driver(Protocol):
     @property
     def name(self) -> str:
         """The core's name, as in BaseInfoResponse.core_type."""
+
+    def fingerprint(self, config_text: str) -> str:
+        """Equal for configurations that mean the same: order of keys, white space and comments do not count. Pure."""
 
     async def version(self) -> str:
         """The version of the executable. Raises `errors.CoreFailed` with what to do if there is none."""
@@ -115,7 +130,8 @@ class Driver(Protocol):
     async def launch(self, plan: Any, target: Mapping[str, Accounts], seconds: float) -> Generation:
         """Run a plan with these users. Returns when the core answers, within `seconds`.
 
-        Raises `errors.CoreFailed`, or `errors.InvalidConfig` where only the start itself can tell.
+        Raises `errors.PortTaken` for a port that it cannot have now, `errors.CoreFailed`, or `errors.InvalidConfig`
+        where only the start itself can tell.
         """
 
     async def apply(self, generation: Any, changes: Sequence[Change]) -> tuple[Generation, list[Refusal]]:

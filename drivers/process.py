@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import ProcessExitedAlready
+from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.protocol import ProcessProtocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -81,6 +82,7 @@ class CoreProcess(ProcessProtocol):
         self._splitters = {1: LineSplitter(), 2: LineSplitter()}
         self._last: deque[str] = deque(maxlen=LAST_LINES)
         self._waiting: list[Deferred[Exit]] = []
+        self._kill: IDelayedCall | None = None
         self.exit: Exit | None = None
 
     @property
@@ -101,6 +103,8 @@ class CoreProcess(ProcessProtocol):
             self._take(splitter.flush())
         killed: int | None = getattr(reason.value, "signal", None)
         code: int | None = getattr(reason.value, "exitCode", None)
+        if self._kill is not None and self._kill.active():
+            self._kill.cancel()
         self.exit = Exit(-killed if killed else code or 0, self.last_lines)
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
@@ -118,12 +122,10 @@ class CoreProcess(ProcessProtocol):
     async def stop(self) -> Exit:
         """TERM, five seconds, KILL."""
         self.signal(signal.SIGTERM)
-        kill = self._reactor.callLater(TERM_SECONDS, self.signal, signal.SIGKILL)
-        try:
-            return await self.when_exited()
-        finally:
-            if kill.active():
-                kill.cancel()
+        if self._kill is None and self.exit is None:
+            # Stays when who waits here gives up.
+            self._kill = self._reactor.callLater(TERM_SECONDS, self.signal, signal.SIGKILL)
+        return await self.when_exited()
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal; a process that is gone already is fine."""
@@ -194,7 +196,11 @@ async def run(
     try:
         spawn(process, reactor, command, environment=environment, owner=owner, files={0: source, 3: sink})
         late = reactor.callLater(seconds, process.signal, signal.SIGKILL)
-        ended = await process.when_exited()
+        try:
+            ended = await process.when_exited()
+        except CancelledError:
+            process.signal(signal.SIGKILL)
+            raise
         if not late.active():
             raise CoreFailed(f"{Path(command[0]).name} did not answer within {seconds:g} s")
         late.cancel()

@@ -29,7 +29,11 @@ class Backend:
 
     log = Logger()
 
-    def __init__(self, reactor: Any, ring: LogRing, drivers: Mapping[int, Driver], system: SystemStats) -> None:
+    def __init__(
+        self, reactor: Any, ring: LogRing, drivers: Mapping[int, Driver], system: SystemStats, stop_grace: float
+    ) -> None:
+        # For deployed panels, which say Stop and then Start whenever they are touched.
+        self._stop_grace = stop_grace
         self._reactor = reactor
         self._drivers = drivers
         self._system = system
@@ -61,9 +65,10 @@ class Backend:
         self._set_keep_alive(request.keep_alive)
         return await self._info()
 
-    async def stop(self, _: Empty, __: Dialect) -> Empty:
+    async def stop(self, _: Empty, dialect: Dialect) -> Empty:
         self._set_keep_alive(0)
-        await self._runner.stop("a controller asked for it")
+        grace = self._stop_grace if dialect is Dialect.DEPLOYED else 0
+        await self._runner.stop("a controller asked for it", grace)
         return Empty()
 
     async def info(self, _: Empty, __: Dialect) -> BaseInfoResponse:
@@ -112,7 +117,7 @@ class Backend:
         return addresses
 
     async def _info(self) -> BaseInfoResponse:
-        accepted = self._runner.accepted
+        accepted = self._runner.accepted if self._runner.state != "stopped" else None
         driver = accepted.driver if accepted else self._drivers[service_pb2.XRAY]
         warnings = list(accepted.plan.warnings) if accepted else []
         try:

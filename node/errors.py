@@ -125,6 +125,19 @@ class UsersRefused(NodeError):
         self.refused = refused
 
 
+class PortTaken(CoreFailed):
+    """The core cannot have a port of its configuration now; it may later."""
+
+
+class Aborted(NodeError):
+    """A Stop came before it was done."""
+
+    code, http, grpc = "aborted", 409, "ABORTED"
+
+    def __init__(self) -> None:
+        super().__init__("aborted: the backend was stopped meanwhile")
+
+
 class ShuttingDown(NodeError):
     """The node is ending."""
 
@@ -150,5 +163,6 @@ KINDS: tuple[type[NodeError], ...] = (
     NotStarted,
     CoreFailed,
     UsersRefused,
+    Aborted,
     ShuttingDown,
 )

@@ -52,6 +52,7 @@ SETTINGS = (
     Setting("XRAY_EXECUTABLE_PATH", "the Xray to run (default: found on PATH or in the cores directory)"),
     Setting("XRAY_ASSETS_PATH", "where geoip.dat and geosite.dat are (default: beside the executable)"),
     Setting("XRAY_SPLICE", "on: the kernel splices Vision connections, which are counted only at their end", "off"),
+    Setting("STOP_GRACE", "seconds a core lives on after a Stop with x-api-key, for the Start that follows it", "30"),
     Setting("DEBUG", "1: log every request too", "0"),
 )
 _DRIVER_PREFIXES = ("XRAY_",)
@@ -70,6 +71,7 @@ class Settings:
     key_file: Path
     state_dir: Path
     log_buffer_size: int
+    stop_grace: int
     debug: bool
     drivers: Mapping[str, str]
     notify: Mapping[str, str]
@@ -115,6 +117,7 @@ class _Check:
             key_file=self._file("SSL_KEY_FILE", state_dir / "key.pem"),
             state_dir=state_dir,
             log_buffer_size=self._number("LOG_BUFFER_SIZE", 1, 1_000_000),
+            stop_grace=self._number("STOP_GRACE", 0, 3600),
             debug=self._choice("DEBUG", {"0": False, "1": True, "false": False, "true": True}),
             drivers={name: value for name, value in self._values.items() if name.startswith(_DRIVER_PREFIXES)},
             notify=notify,

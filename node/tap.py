@@ -98,7 +98,7 @@ class NodeService(Service):
         self._system = SystemStats(reactor)
         host = Host(reactor, self._aio, self._ring, self._state.run_dir, settings.drivers)
         self._drivers = {kind: make(host) for kind, make in REGISTRY.items()}
-        self._backend = Backend(reactor, self._ring, self._drivers, self._system)
+        self._backend = Backend(reactor, self._ring, self._drivers, self._system, settings.stop_grace)
         calls = Calls(self._backend, self._ring)
         authenticator = Authenticator(settings.api_key)
         self._rpc = RpcServer(self._aio, calls, authenticator)

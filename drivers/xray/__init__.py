@@ -14,11 +14,11 @@ from twisted.internet.threads import deferToThreadPool
 from drivers import process
 from drivers.interface import Host
 from drivers.process import CoreProcess
-from drivers.xray import config
+from drivers.xray import config, text
 from drivers.xray.api import Api
 from drivers.xray.executable import Executable, Installation
 from drivers.xray.generation import XrayGeneration
-from node.errors import CoreFailed, InvalidConfig
+from node.errors import CoreFailed, InvalidConfig, PortTaken
 from node.users import Accounts, Change, Refusal
 
 # The first version whose api.listen may be a unix socket.
@@ -46,6 +46,9 @@ class Xray:
         self._host = host
         self._installation = Installation(host)
 
+    def fingerprint(self, config_text: str) -> str:
+        return text.fingerprint(config_text)
+
     async def version(self) -> str:
         return ".".join(map(str, (await self._installation.current()).version))
 
@@ -60,6 +63,8 @@ class Xray:
         await self._run(xray, "run", "-test", *_FROM_PROTOBUF, stdin=message)
 
     async def launch(self, plan: config.Plan, target: Mapping[str, Accounts], seconds: float) -> XrayGeneration:
+        # As it is now: users change while the core comes up.
+        target = {tag: dict(accounts) for tag, accounts in target.items()}
         xray = await self._installation.current()
         api = self._new_api(xray)
         core = self._spawn(xray, await self._render(plan, api, target), api)
@@ -135,6 +140,8 @@ class Xray:
                 await deferLater(self._host.reactor, READY_POLL)
             if core.exit.code == REFUSED:
                 raise _refused(core.last_lines)
+            if any("address already in use" in line for line in core.last_lines):
+                raise PortTaken(f"the core cannot have its port: {_cause(core.last_lines)}")
             raise CoreFailed(f"the core did not start: {_cause(core.last_lines)}")
         except BaseException:
             await core.stop()

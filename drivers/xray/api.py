@@ -99,6 +99,19 @@ class Api:
             raise
         return dict(reply.ips)
 
+    async def count_users(self, tag: str) -> int:
+        request = xray_pb2.GetInboundUserRequest(tag=tag)
+        reply: xray_pb2.GetInboundUsersCountResponse
+        reply = await self._call(HANDLER + "GetInboundUsersCount", request, xray_pb2.GetInboundUsersCountResponse)
+        return reply.count
+
+    async def list_users(self, tag: str) -> list[xray_pb2.User]:
+        request = xray_pb2.GetInboundUserRequest(tag=tag)
+        reply: xray_pb2.GetInboundUserResponse
+        path = HANDLER + "GetInboundUsers"
+        reply = await self._call(path, request, xray_pb2.GetInboundUserResponse, BULK_DEADLINE)
+        return list(reply.users)
+
     async def alter(self, operations: Sequence[Operation]) -> list[str | None]:
         """Run these in parallel: for each None, or why the core refused it. What is in force already is fine."""
         turn = asyncio.Semaphore(IN_FLIGHT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 
 from twisted.internet.defer import Deferred
@@ -32,14 +33,14 @@ class XrayGeneration:
         process: CoreProcess,
         api: Api,
         endpoint: Endpoint,
-        started: Mapping[str, Accounts],
+        started: dict[str, Accounts],
     ) -> None:
         self._host = host
         self._plan = plan
         self._process = process
         self._api = api
         self._names = frozenset((endpoint.inbound, endpoint.outbound))
-        self.accounts = {tag: dict(accounts) for tag, accounts in started.items()}
+        self.accounts = started
 
     @property
     def alive(self) -> bool:
@@ -78,6 +79,34 @@ class XrayGeneration:
             # Deployed controllers know how this text begins, and leave a node that says it alone.
             raise CoreFailed(f"failed to get sys stats: {fault}") from fault
         return BackendStatsResponse.FromString(figures.SerializeToString())
+
+    async def answers(self, seconds: float) -> bool:
+        return await self._host.aio.run(self._api.ready(seconds)) is not None
+
+    async def audit(self) -> int:
+        try:
+            return sum([await self._audit(tag, accounts) for tag, accounts in self.accounts.items()])
+        except ApiFailed as fault:
+            raise CoreFailed(f"the core did not list its users: {fault}") from fault
+
+    async def _audit(self, tag: str, accounts: Accounts) -> int:
+        """Count first, and list only where the count differs."""
+        before = dict(accounts)
+        if await self._host.aio.run(self._api.count_users(tag)) == len(accounts):
+            return 0
+        real = {key_of(user.email): user for user in await self._host.aio.run(self._api.list_users(tag))}
+        if accounts != before:
+            return 0  # users changed meanwhile: the next look tells
+        missing = accounts.keys() - real.keys()
+        for key in missing:
+            del accounts[key]
+        strangers = real.keys() - accounts.keys()
+        for key in strangers:
+            accounts[key] = real[key].SerializeToString()
+        return len(missing) + len(strangers)
+
+    def kill(self) -> None:
+        self._process.signal(signal.SIGKILL)
 
     async def apply(self, changes: Sequence[Change]) -> list[Refusal]:
         """All removals, then all additions; inbounds that cannot do so live are swapped whole."""

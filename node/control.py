@@ -1,0 +1,115 @@
+"""The order in which control happens.
+
+Every operation that changes the backend sees what those before it made of the users. Starts and stops of the core go
+one at a time besides. A Stop aborts what came before it; a Start that is equal to the newest operation joins it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred, DeferredLock, ensureDeferred
+
+from node.errors import Aborted
+
+# Calls it when the operation has settled which users there shall be; what comes after it need not wait for more.
+Settled = Callable[[], None]
+
+
+class Signal:
+    """Fires once, for any number of waiters. Whoever stops waiting disturbs nobody."""
+
+    def __init__(self) -> None:
+        self._fired = False
+        self._waiting: list[Deferred[None]] = []
+
+    def fire(self) -> None:
+        self._fired = True
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            waiter.callback(None)
+
+    async def wait(self) -> None:
+        if not self._fired:
+            waiter: Deferred[None] = Deferred(self._waiting.remove)
+            self._waiting.append(waiter)
+            await waiter
+
+
+class Operation:
+    """One operation under way. `subject` is what an equal one is told by."""
+
+    def __init__(self, subject: object) -> None:
+        self.subject = subject
+        self.settled = Signal()
+        self.ended = Signal()
+        self.fault: BaseException | None = None
+        self.work: Deferred[None] | None = None
+
+
+class Control:
+    """All operations under way, oldest first."""
+
+    def __init__(self) -> None:
+        self._operations: list[Operation] = []
+        self._core = DeferredLock()
+
+    async def settled(self) -> None:
+        """Wait until all that came before has settled its users."""
+        if self._operations:
+            await self._operations[-1].settled.wait()
+
+    async def run(
+        self,
+        work: Callable[[Settled], Coroutine[Any, Any, None]],
+        subject: object = None,
+        core: bool = False,
+    ) -> None:
+        """Run `work` in its turn; with `core` it is alone in starting and stopping cores. Raises what it raises.
+
+        Raises `Aborted` if a Stop came meanwhile. A caller who hangs up cancels nothing.
+        """
+        newest = self._operations[-1] if self._operations else None
+        if newest is None or subject is None or newest.subject != subject:
+            newest = self._begin(work, subject, core)
+        await newest.ended.wait()
+        if newest.fault is not None:
+            raise newest.fault
+
+    def abort(self) -> None:
+        """End all that is under way."""
+        for operation in list(self._operations):
+            if operation.work is not None:
+                operation.work.cancel()
+
+    def _begin(self, work: Callable[[Settled], Coroutine[Any, Any, None]], subject: object, core: bool) -> Operation:
+        operation = Operation(subject)
+        before = self._operations[-1].settled if self._operations else None
+        self._operations.append(operation)
+        deferred = ensureDeferred(self._perform(operation, before, work, core))
+        operation.work = deferred
+        return operation
+
+    async def _perform(
+        self,
+        operation: Operation,
+        before: Signal | None,
+        work: Callable[[Settled], Coroutine[Any, Any, None]],
+        core: bool,
+    ) -> None:
+        try:
+            if before is not None:
+                await before.wait()
+            if core:
+                await self._core.run(work, operation.settled.fire)
+            else:
+                await work(operation.settled.fire)
+        except CancelledError:
+            operation.fault = Aborted()
+        except Exception as fault:  # noqa: BLE001 - raised to everybody who waits for it
+            operation.fault = fault
+        finally:
+            self._operations.remove(operation)
+            operation.settled.fire()
+            operation.ended.fire()
