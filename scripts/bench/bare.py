@@ -1,0 +1,171 @@
+"""The floor: what the core itself needs for the same work, without the node."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import statistics
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import grpc
+import grpc.aio
+
+from drivers.xray import config
+from drivers.xray.api import HANDLER, STATS
+from node.users import Roster
+from protos import xray_pb2
+from protos.service_pb2 import User
+from scripts.bench.stage import timed
+from tests.harness.core import ENVIRONMENT, find_xray
+
+IN_FLIGHT = 64
+_ADD = "xray.app.proxyman.command.AddUserOperation"
+_REMOVE = "xray.app.proxyman.command.RemoveUserOperation"
+_ALTER = HANDLER + "AlterInbound"
+
+
+def convert(text: str, output: Path) -> None:
+    argv = [str(find_xray()), "convert", "pb", "-outpbfile", str(output), "stdin:"]
+    subprocess.run(argv, input=text.encode(), check=True, capture_output=True)
+
+
+class BareCore:
+    """A core with these users on its inbounds, run without a node. `started` is the seconds until its API answered."""
+
+    def __init__(self, text: str, users: Iterable[User], directory: Path) -> None:
+        name = directory / secrets.token_hex(4)
+        self.converted = timed(lambda: convert(text, name))
+        plan = config.plan(name.read_bytes(), text, frozenset())
+        roster, _ = Roster.of(users, plan.tags, plan.account)
+        self.socket = name.with_suffix(".sock")
+        self._message = config.render(plan, config.Endpoint(str(self.socket), name.name, False), roster.target)
+        self._plan = plan
+
+    def calls(self, users: Iterable[User], *, remove: bool = True) -> list[list[bytes]]:
+        """AlterInbound for each user and inbound: his account out, where he has one, and the new one in."""
+        return [
+            ([_removal(tag, user.email)] if remove else []) + [_addition(tag, self._packed(tag, user))]
+            for user in users
+            for tag in self._plan.tags
+        ]
+
+    def __enter__(self) -> Self:
+        self.started = timed(self._start)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+    def _packed(self, tag: str, user: User) -> bytes:
+        account = self._plan.account(tag, user)
+        assert account is not None
+        return account.packed
+
+    def _start(self) -> None:
+        argv = [str(find_xray()), "run", "-format", "protobuf", "-c", "stdin:"]
+        self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=dict(ENVIRONMENT))
+        assert self._process.stdin is not None
+        self._process.stdin.write(self._message)
+        self._process.stdin.close()
+        while not _connects(self.socket):
+            assert self._process.poll() is None, "the core ended"
+            time.sleep(0.002)
+        with grpc.insecure_channel(f"unix:{self.socket}") as channel:
+            channel.unary_unary(STATS + "GetSysStats")(b"", wait_for_ready=True, timeout=10)
+
+
+def alter(path: Path, calls: Sequence[Sequence[bytes]]) -> float:
+    """Seconds for all calls, those of one row in order, `IN_FLIGHT` rows at a time."""
+
+    async def run() -> float:
+        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+            call, rest = channel.unary_unary(_ALTER), iter(calls)
+
+            async def work() -> None:
+                for row in rest:
+                    for request in row:
+                        await call(request)
+
+            begun = time.perf_counter()
+            await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
+            return time.perf_counter() - begun
+
+    return asyncio.run(run())
+
+
+class Effects:
+    """Watches on the core's own API when a user of an inbound has his new account. For a loop of asyncio's."""
+
+    def __init__(self, path: Path, tag: str) -> None:
+        self._channel = grpc.aio.insecure_channel(f"unix:{path}")
+        self._list = self._channel.unary_unary(HANDLER + "GetInboundUsers")
+        self.alter = self._channel.unary_unary(_ALTER)
+        self._tag = tag
+
+    async def seen(self, user: User) -> None:
+        """Returns when the core has this id for him."""
+        request = xray_pb2.GetInboundUserRequest(tag=self._tag, email=user.email).SerializeToString()
+        identity = user.proxies.vless.id.encode()
+        deadline = time.monotonic() + 10
+        while identity not in await self._list(request):
+            assert time.monotonic() < deadline, f"{user.email} does not come into force"
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+def effects(path: Path, tag: str, users: Sequence[User], calls: Sequence[Sequence[bytes]]) -> list[float]:
+    """Seconds from the first call for each user until the core says that he is changed, one user after the other."""
+
+    async def run() -> list[float]:
+        watch = Effects(path, tag)
+        found = []
+        for user, row in zip(users, calls, strict=True):
+            begun = time.perf_counter()
+            for request in row:
+                await watch.alter(request)
+            await watch.seen(user)
+            found.append(time.perf_counter() - begun)
+        await watch.close()
+        return found
+
+    return asyncio.run(run())
+
+
+def starts(text: str, users: Sequence[User], directory: Path, rounds: int) -> tuple[float, float]:
+    """Medians in seconds: to convert the configuration, and to answer once the core has the finished message."""
+    rows = []
+    for _ in range(rounds):
+        with BareCore(text, users, directory) as core:
+            rows.append((core.converted, core.started))
+    converted, started = zip(*rows, strict=True)
+    return statistics.median(converted), statistics.median(started)
+
+
+def _removal(tag: str, email: str) -> bytes:
+    return _operation(tag, _REMOVE, xray_pb2.RemoveUserOperation(email=email).SerializeToString())
+
+
+def _addition(tag: str, packed: bytes) -> bytes:
+    operation = xray_pb2.AddUserOperation(user=xray_pb2.User.FromString(packed))
+    return _operation(tag, _ADD, operation.SerializeToString())
+
+
+def _operation(tag: str, kind: str, value: bytes) -> bytes:
+    typed = xray_pb2.TypedMessage(type=kind, value=value)
+    return xray_pb2.AlterInboundRequest(tag=tag, operation=typed).SerializeToString()
+
+
+def _connects(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(os.fspath(path)) == 0

@@ -1,0 +1,213 @@
+"""What the benches share: a node with a crowd of users, live connections through its core, what things cost."""
+
+from __future__ import annotations
+
+import os
+import socket
+import statistics
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import psutil
+
+from protos.service_pb2 import Backend, Proxy, User, Vless
+from tests.harness import socks
+from tests.harness.backend import backend_config, user
+from tests.harness.core import XrayClient, find_xray
+from tests.harness.echo import EchoServer
+from tests.harness.inbounds import Kind
+from tests.harness.node import NodeProcess
+from tests.harness.ports import free_port
+from tests.harness.protocols import vless
+from tests.harness.rpc import Rpc
+from tests.harness.transports import raw
+from tests.harness.users import TestUser
+
+KIND = Kind("vless-raw", vless(), raw())
+# Connections that are open through the core while its users change.
+LIVE = 200
+_CALL_SECONDS = 300.0
+
+
+class Crowd:
+    """`size` users of VLESS, each on all of `tags`. The first is `live`, who never changes; the others take turns."""
+
+    def __init__(self, size: int, tags: Sequence[str]) -> None:
+        self.tags = tags
+        self.live = TestUser.new("live")
+        self.users = [user(self.live, dict.fromkeys(tags, KIND)), *(self.make(f"{n}.user") for n in range(1, size))]
+        self._next = 0
+
+    def make(self, email: str) -> User:
+        """A user with an id that nobody has."""
+        return User(email=email, proxies=Proxy(vless=Vless(id=str(uuid.uuid4()))), inbounds=self.tags)
+
+    def change(self, count: int) -> list[User]:
+        """Give the next `count` users in turn another id; they as they now are."""
+        places = [1 + (self._next + step) % (len(self.users) - 1) for step in range(count)]
+        self._next += count
+        for place in places:
+            self.users[place] = self.make(self.users[place].email)
+        return [self.users[place] for place in places]
+
+
+class Backing(NamedTuple):
+    """A configuration, its ports, and the users on all its inbounds."""
+
+    crowd: Crowd
+    ports: Sequence[int]
+    config: str
+
+    def request(self) -> Backend:
+        return Backend(config=self.config, users=self.crowd.users)
+
+    def elsewhere(self) -> str:
+        """The same configuration on other ports: cores on equal ones would share the connections."""
+        return configuration(self.crowd.tags, [free_port() for _ in self.ports])
+
+
+def backing(size: int, inbounds: int = 1) -> Backing:
+    tags, ports = [f"in-{number}" for number in range(inbounds)], [free_port() for _ in range(inbounds)]
+    return Backing(Crowd(size, tags), ports, configuration(tags, ports))
+
+
+def configuration(tags: Iterable[str], ports: Iterable[int]) -> str:
+    return backend_config([KIND.inbound(port, tag) for port, tag in zip(ports, tags, strict=True)])
+
+
+class Cost(NamedTuple):
+    """Seconds of the clock, and seconds of processor time of the node and of its core."""
+
+    wall: float
+    node: float
+    core: float
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A running node, a connection to it, and what its users connect to."""
+
+    directory: Path
+    node: NodeProcess
+    rpc: Rpc
+    echo: EchoServer
+
+    @property
+    def core(self) -> int:
+        return self.node.core_pids()[0]
+
+    @property
+    def api(self) -> Path:
+        """The socket of the running core's own API."""
+        return next((self.node.state / "run").glob("*.sock"))
+
+    def rss(self) -> float:
+        """MiB that the node has in memory."""
+        return float(psutil.Process(self.node.pid).memory_info().rss) / 2**20
+
+    @contextmanager
+    def client(self, target: Backing) -> Iterator[int]:
+        """A user's core; the port of its proxy, which leads to the first inbound."""
+        proxy = free_port()
+        with XrayClient({proxy: KIND.outbound(target.ports[0], target.crowd.live)}):
+            yield proxy
+
+    def measure(self, work: Callable[[], object]) -> Cost:
+        """What a piece of work costs that leaves the core as it is."""
+        core = self.core
+        before = processor(self.node.pid), processor(core)
+        wall = timed(work)
+        after = processor(self.node.pid), processor(core)
+        return Cost(wall, after[0] - before[0], after[1] - before[1])
+
+
+@contextmanager
+def stage() -> Iterator[Stage]:
+    with tempfile.TemporaryDirectory() as work:
+        directory = Path(work)
+        with NodeProcess(directory) as node, Rpc(node, timeout=_CALL_SECONDS) as rpc, EchoServer() as echo:
+            yield Stage(directory, node, rpc, echo)
+
+
+class Links:
+    """Live connections through a proxy, each tried at the start; `drops` is how many of them have ended since."""
+
+    def __init__(self, proxy: int, echo: EchoServer, count: int = LIVE) -> None:
+        self._links = [socks.connect(proxy, echo.host, echo.port) for _ in range(count)]
+        assert not self.drops(), "not every connection came about"
+
+    def drops(self) -> int:
+        return sum(not answers(link) for link in self._links)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for link in self._links:
+            link.close()
+
+
+def answers(link: socket.socket) -> bool:
+    """One byte there and back."""
+    try:
+        link.sendall(b"echo 1\nx")
+        return bool(link.recv(1))
+    except OSError:
+        return False
+
+
+def first_byte(port: int, proxy: int, echo: EchoServer) -> None:
+    """Wait until a byte comes back through the proxy. The inbound's port is watched: a client would wait and retry."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0 and _through(proxy, echo):
+                return
+        time.sleep(0.002)
+    raise SystemExit("nothing came through the proxy")
+
+
+def _through(proxy: int, echo: EchoServer) -> bool:
+    try:
+        with socks.connect(proxy, echo.host, echo.port, timeout=2) as link:
+            return answers(link)
+    except OSError:
+        return False
+
+
+def processor(pid: int) -> float:
+    """Seconds of processor time of a process, in steps of 10 ms."""
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def timed(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def median(costs: Sequence[Cost]) -> Cost:
+    return Cost(*(statistics.median(column) for column in zip(*costs, strict=True)))
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def machine() -> str:
+    """What the figures were measured on, and how busy it was."""
+    version = subprocess.run([find_xray(), "version"], capture_output=True, text=True, check=True).stdout.split()[1]
+    load = ", ".join(f"{figure:.1f}" for figure in os.getloadavg())
+    return f"{psutil.cpu_count()} processors, kernel {os.uname().release}, Xray {version}, load {load}"
