@@ -72,13 +72,22 @@ class LineSplitter:
 
 
 class CoreProcess(ProcessProtocol):
-    """A running child. `on_lines` gets its output, stdout and stderr alike, a batch at a time."""
+    """A running child. `on_lines` gets its output, stdout and stderr alike, a batch at a time.
+
+    `sift` sees all of it first, and returns what may be kept and handed on.
+    """
 
     log = Logger()
 
-    def __init__(self, reactor: Any, on_lines: Callable[[list[str]], None]) -> None:
+    def __init__(
+        self,
+        reactor: Any,
+        on_lines: Callable[[list[str]], None],
+        sift: Callable[[list[str]], list[str]] = list,
+    ) -> None:
         self._reactor = reactor
         self._on_lines = on_lines
+        self._sift = sift
         self._splitters = {1: LineSplitter(), 2: LineSplitter()}
         self._last: deque[str] = deque(maxlen=LAST_LINES)
         self._waiting: list[Deferred[Exit]] = []
@@ -136,9 +145,10 @@ class CoreProcess(ProcessProtocol):
                 self.log.debug("{pid} was gone before {signal}", pid=self.pid, signal=number.name)
 
     def _take(self, lines: list[str]) -> None:
-        if lines:
-            self._last.extend(lines)
-            self._on_lines(lines)
+        kept = self._sift(lines)
+        if kept:
+            self._last.extend(kept)
+            self._on_lines(kept)
 
 
 def spawn(

@@ -108,6 +108,12 @@ class VlessInboundConfig(_message.Message):
     decryption: str
     def __init__(self, users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., decryption: _Optional[str] = ...) -> None: ...
 
+class FallbacksConfig(_message.Message):
+    __slots__ = ("fallbacks",)
+    FALLBACKS_FIELD_NUMBER: _ClassVar[int]
+    fallbacks: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, fallbacks: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
 class Shadowsocks2022ServerConfig(_message.Message):
     __slots__ = ("method", "key", "network")
     METHOD_FIELD_NUMBER: _ClassVar[int]
@@ -148,13 +154,29 @@ class IPOrDomain(_message.Message):
     domain: str
     def __init__(self, ip: _Optional[bytes] = ..., domain: _Optional[str] = ...) -> None: ...
 
+class PortRange(_message.Message):
+    __slots__ = ("first", "last")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    last: int
+    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
+
+class PortList(_message.Message):
+    __slots__ = ("range",)
+    RANGE_FIELD_NUMBER: _ClassVar[int]
+    range: _containers.RepeatedCompositeFieldContainer[PortRange]
+    def __init__(self, range: _Optional[_Iterable[_Union[PortRange, _Mapping]]] = ...) -> None: ...
+
 class ReceiverConfig(_message.Message):
-    __slots__ = ("listen", "stream_settings")
+    __slots__ = ("port_list", "listen", "stream_settings")
+    PORT_LIST_FIELD_NUMBER: _ClassVar[int]
     LISTEN_FIELD_NUMBER: _ClassVar[int]
     STREAM_SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    port_list: PortList
     listen: IPOrDomain
     stream_settings: StreamConfig
-    def __init__(self, listen: _Optional[_Union[IPOrDomain, _Mapping]] = ..., stream_settings: _Optional[_Union[StreamConfig, _Mapping]] = ...) -> None: ...
+    def __init__(self, port_list: _Optional[_Union[PortList, _Mapping]] = ..., listen: _Optional[_Union[IPOrDomain, _Mapping]] = ..., stream_settings: _Optional[_Union[StreamConfig, _Mapping]] = ...) -> None: ...
 
 class SenderConfig(_message.Message):
     __slots__ = ("stream_settings",)
@@ -171,16 +193,24 @@ class TransportConfig(_message.Message):
     def __init__(self, settings: _Optional[_Union[TypedMessage, _Mapping]] = ..., protocol_name: _Optional[str] = ...) -> None: ...
 
 class StreamConfig(_message.Message):
-    __slots__ = ("transport_settings", "security_type", "security_settings", "protocol_name")
+    __slots__ = ("transport_settings", "security_type", "security_settings", "protocol_name", "socket_settings")
     TRANSPORT_SETTINGS_FIELD_NUMBER: _ClassVar[int]
     SECURITY_TYPE_FIELD_NUMBER: _ClassVar[int]
     SECURITY_SETTINGS_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_NAME_FIELD_NUMBER: _ClassVar[int]
+    SOCKET_SETTINGS_FIELD_NUMBER: _ClassVar[int]
     transport_settings: _containers.RepeatedCompositeFieldContainer[TransportConfig]
     security_type: str
     security_settings: _containers.RepeatedCompositeFieldContainer[TypedMessage]
     protocol_name: str
-    def __init__(self, transport_settings: _Optional[_Iterable[_Union[TransportConfig, _Mapping]]] = ..., security_type: _Optional[str] = ..., security_settings: _Optional[_Iterable[_Union[TypedMessage, _Mapping]]] = ..., protocol_name: _Optional[str] = ...) -> None: ...
+    socket_settings: SocketConfig
+    def __init__(self, transport_settings: _Optional[_Iterable[_Union[TransportConfig, _Mapping]]] = ..., security_type: _Optional[str] = ..., security_settings: _Optional[_Iterable[_Union[TypedMessage, _Mapping]]] = ..., protocol_name: _Optional[str] = ..., socket_settings: _Optional[_Union[SocketConfig, _Mapping]] = ...) -> None: ...
+
+class SocketConfig(_message.Message):
+    __slots__ = ("accept_proxy_protocol",)
+    ACCEPT_PROXY_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    accept_proxy_protocol: bool
+    def __init__(self, accept_proxy_protocol: bool = ...) -> None: ...
 
 class TlsConfig(_message.Message):
     __slots__ = ("master_key_log",)
@@ -197,10 +227,18 @@ class RealityConfig(_message.Message):
     def __init__(self, show: bool = ..., master_key_log: _Optional[str] = ...) -> None: ...
 
 class TcpConfig(_message.Message):
-    __slots__ = ("header_settings",)
+    __slots__ = ("header_settings", "accept_proxy_protocol")
     HEADER_SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPT_PROXY_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     header_settings: TypedMessage
-    def __init__(self, header_settings: _Optional[_Union[TypedMessage, _Mapping]] = ...) -> None: ...
+    accept_proxy_protocol: bool
+    def __init__(self, header_settings: _Optional[_Union[TypedMessage, _Mapping]] = ..., accept_proxy_protocol: bool = ...) -> None: ...
+
+class UpgradeConfig(_message.Message):
+    __slots__ = ("accept_proxy_protocol",)
+    ACCEPT_PROXY_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    accept_proxy_protocol: bool
+    def __init__(self, accept_proxy_protocol: bool = ...) -> None: ...
 
 class SplitHttpConfig(_message.Message):
     __slots__ = ("download_settings",)
@@ -272,18 +310,22 @@ class PolicyConfig(_message.Message):
     def __init__(self, level: _Optional[_Mapping[int, Policy]] = ..., system: _Optional[_Union[SystemPolicy, _Mapping]] = ...) -> None: ...
 
 class LogConfig(_message.Message):
-    __slots__ = ("error_log_type", "error_log_level", "error_log_path", "access_log_type", "access_log_path")
+    __slots__ = ("error_log_type", "error_log_level", "error_log_path", "access_log_type", "access_log_path", "enable_dns_log", "mask_address")
     ERROR_LOG_TYPE_FIELD_NUMBER: _ClassVar[int]
     ERROR_LOG_LEVEL_FIELD_NUMBER: _ClassVar[int]
     ERROR_LOG_PATH_FIELD_NUMBER: _ClassVar[int]
     ACCESS_LOG_TYPE_FIELD_NUMBER: _ClassVar[int]
     ACCESS_LOG_PATH_FIELD_NUMBER: _ClassVar[int]
+    ENABLE_DNS_LOG_FIELD_NUMBER: _ClassVar[int]
+    MASK_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     error_log_type: int
     error_log_level: int
     error_log_path: str
     access_log_type: int
     access_log_path: str
-    def __init__(self, error_log_type: _Optional[int] = ..., error_log_level: _Optional[int] = ..., error_log_path: _Optional[str] = ..., access_log_type: _Optional[int] = ..., access_log_path: _Optional[str] = ...) -> None: ...
+    enable_dns_log: bool
+    mask_address: str
+    def __init__(self, error_log_type: _Optional[int] = ..., error_log_level: _Optional[int] = ..., error_log_path: _Optional[str] = ..., access_log_type: _Optional[int] = ..., access_log_path: _Optional[str] = ..., enable_dns_log: bool = ..., mask_address: _Optional[str] = ...) -> None: ...
 
 class RouterConfig(_message.Message):
     __slots__ = ("rule", "balancing_rule")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from twisted.internet.task import deferLater
@@ -15,7 +15,9 @@ from drivers import process
 from drivers.interface import Host
 from drivers.process import CoreProcess
 from drivers.xray import config, text
+from drivers.xray.access import Shown
 from drivers.xray.api import Api
+from drivers.xray.connections import Connections
 from drivers.xray.executable import Executable, Installation
 from drivers.xray.generation import XrayGeneration
 from node.errors import CoreFailed, InvalidConfig, PortTaken
@@ -66,11 +68,12 @@ class Xray:
         # As it is now: users change while the core comes up.
         target = {tag: dict(accounts) for tag, accounts in target.items()}
         xray = await self._installation.current()
-        api = self._new_api(xray)
-        core = self._spawn(xray, await self._render(plan, api, target), api)
+        api, connections = self._new_api(xray), Connections(self._host.reactor, plan.doors)
+        message = await self._render(plan, api, target)
+        core = self._spawn(xray, message, api, _sifter(api, connections, plan.shown))
         channel = Api(api.socket)
         await self._ready(core, channel, Path(api.socket), seconds)
-        return XrayGeneration(self._host, plan, core, channel, api, target)
+        return XrayGeneration(self._host, plan, core, channel, api, connections, target)
 
     async def apply(
         self, generation: XrayGeneration, changes: Sequence[Change]
@@ -106,13 +109,10 @@ class Xray:
         token = secrets.token_hex(8)
         return config.Endpoint(str(self._host.directory / f"{token}.sock"), token, xray.version >= DIRECT_API)
 
-    def _spawn(self, xray: Executable, message: bytes, api: config.Endpoint) -> CoreProcess:
-        """Start the core. Its lines about the node's own API connections stay out of the log."""
-
-        def take(lines: list[str]) -> None:
-            self._host.log.extend(line for line in lines if api.token not in line)
-
-        core = CoreProcess(self._host.reactor, take)
+    def _spawn(
+        self, xray: Executable, message: bytes, api: config.Endpoint, sift: Callable[[list[str]], list[str]]
+    ) -> CoreProcess:
+        core = CoreProcess(self._host.reactor, self._host.log.extend, sift)
         source = process.memory_file(message)
         try:
             process.spawn(
@@ -147,6 +147,22 @@ class Xray:
             await core.stop()
             await self._host.aio.run(channel.close())
             raise
+
+
+def _sifter(api: config.Endpoint, connections: Connections, shown: Shown) -> Callable[[list[str]], list[str]]:
+    """What of the core's lines goes into the log: none about the node's own API connections, and what was asked for."""
+
+    def sift(lines: list[str]) -> list[str]:
+        kept = []
+        for line in lines:
+            if api.token in line:
+                continue
+            connections.take(line)
+            if (text := shown.line(line)) is not None:
+                kept.append(text)
+        return kept
+
+    return sift
 
 
 def _remove_socket(socket: Path) -> None:

@@ -13,7 +13,9 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from drivers.xray import streams
+from drivers.xray.access import BadMask, Mask, Shown
 from drivers.xray.accounts import BUILDERS, KEY_BYTES, Inbound
+from drivers.xray.doors import Door, doors
 from drivers.xray.text import Hints, hints
 from node.errors import InvalidConfig
 from node.ledger import Scope
@@ -22,6 +24,7 @@ from protos import service_pb2, xray_pb2
 from protos.xray_pb2 import Config, InboundHandlerConfig, OutboundHandlerConfig, TypedMessage
 
 M = TypeVar("M", bound=Message)
+T = TypeVar("T")
 
 COMMANDER = "xray.app.commander.Config"
 METRICS = "xray.app.metrics.Config"
@@ -61,12 +64,17 @@ _UNIX = 4
 
 @dataclass(frozen=True)
 class Plan:
-    """A configuration without users and without the node's API, and what is known of its managed inbounds."""
+    """A configuration without users and without the node's API, and what is known of its managed inbounds.
+
+    `doors` is where their users come in, `shown` what the controller asked to see of the core's lines.
+    """
 
     base: Config
     inbounds: Mapping[str, Inbound]
     warnings: tuple[str, ...]
-    uncounted: frozenset[Scope] = frozenset()
+    uncounted: frozenset[Scope]
+    doors: Mapping[str, Door]
+    shown: Shown
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -120,8 +128,8 @@ def plan(converted: bytes, text: str, exclude: frozenset[str], version: Version 
     uncounted = _uncounted(inbounds.values(), version)
     if uncounted:
         warnings.append("inbounds are not counted: beside a Hysteria inbound this Xray would count its users as 0")
-    _take_over_apps(base, count_inbounds=not uncounted)
-    return Plan(base, inbounds, tuple(warnings), uncounted)
+    shown = _take_over_apps(base, count_inbounds=not uncounted)
+    return Plan(base, inbounds, tuple(warnings), uncounted, doors(base.inbound, inbounds), shown)
 
 
 def render(plan: Plan, api: Endpoint, accounts: Mapping[str, Accounts]) -> bytes:
@@ -217,34 +225,49 @@ def _uncounted(inbounds: Iterable[Inbound], version: Version) -> frozenset[Scope
     return frozenset({Scope.INBOUND} if hysteria and version <= HYSTERIA_MISCOUNTED else ())
 
 
-def _take_over_apps(base: Config, count_inbounds: bool) -> None:
-    """Counting is on, logs go to the console, other APIs are gone; every other app stays as it is and where it is."""
+def _take_over_apps(base: Config, count_inbounds: bool) -> Shown:
+    """Counting is on, logs go to the console, other APIs are gone; every other app stays as it is and where it is.
+
+    Returns what is to be shown of the logs.
+    """
     kept = [app for app in base.app if app.type not in (COMMANDER, METRICS)]
     del base.app[:]
     base.app.extend(kept)
-    _edit(base, LOG, xray_pb2.LogConfig, _take_over_log)
+    shown = _edit(base, LOG, xray_pb2.LogConfig, _take_over_log)
     _edit(base, POLICY, xray_pb2.PolicyConfig, lambda policy: _count(policy, count_inbounds))
     tags = [outbound.tag for outbound in base.outbound if outbound.tag]
     _edit(base, ROUTER, xray_pb2.RouterConfig, lambda router: _bound_balancers(router, tags))
     if not any(app.type == STATS for app in base.app):
         base.app.append(TypedMessage(type=STATS))
+    return shown
 
 
-def _edit(base: Config, type_name: str, message_type: type[M], change: Callable[[M], None]) -> None:
-    """Change an app's message, or add one."""
+def _edit(base: Config, type_name: str, message_type: type[M], change: Callable[[M], T]) -> T:
+    """Change an app's message, or add one. Returns what `change` does."""
     app = next((app for app in base.app if app.type == type_name), None)
     if app is None:
         app = base.app.add(type=type_name)
     message = message_type.FromString(app.value)
-    change(message)
+    result = change(message)
     app.value = message.SerializeToString()
+    return result
 
 
-def _take_over_log(log: xray_pb2.LogConfig) -> None:
-    """Whatever is logged goes to the console: a file of the controller's choosing is not written."""
-    log.error_log_path = log.access_log_path = ""
+def _take_over_log(log: xray_pb2.LogConfig) -> Shown:
+    """Whatever is logged goes to the console: a file of the controller's choosing is not written.
+
+    Access lines are always written, with whole addresses, since they tell the node whose connection is whose.
+    """
+    try:
+        shown = Shown(bool(log.access_log_type), Mask.of(log.mask_address))
+    except BadMask as fault:
+        raise InvalidConfig(str(fault)) from fault
+    log.error_log_path = log.access_log_path = log.mask_address = ""
     log.error_log_type = _CONSOLE if log.error_log_type else 0
-    log.access_log_type = _CONSOLE if log.access_log_type else 0
+    log.access_log_type = _CONSOLE
+    # Lines about the DNS are access lines, too.
+    log.enable_dns_log = log.enable_dns_log and shown.access
+    return shown
 
 
 def _count(policy: xray_pb2.PolicyConfig, inbounds: bool) -> None:

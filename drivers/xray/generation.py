@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from drivers import sockets
 from drivers.interface import Exit, Host
 from drivers.process import CoreProcess
 from drivers.xray.api import MAX_REQUEST, Api, ApiFailed, Operation
 from drivers.xray.config import Endpoint, Plan
+from drivers.xray.connections import Connections, Pair
 from node.errors import CoreFailed
 from node.ledger import DIRECTIONS, Counter, Scope
 from node.users import Accounts, Change, Refusal, apply, key_of
@@ -33,6 +36,7 @@ class XrayGeneration:
         process: CoreProcess,
         api: Api,
         endpoint: Endpoint,
+        connections: Connections,
         started: dict[str, Accounts],
     ) -> None:
         self._host = host
@@ -41,6 +45,11 @@ class XrayGeneration:
         self._api = api
         self._names = frozenset((endpoint.inbound, endpoint.outbound))
         self.accounts = started
+        self._connections = connections
+        # Who is being let in: the core may have him before we hear of it.
+        self._entering: set[Pair] = set()
+        connections.begin(process.pid, self._is_in)
+        process.when_exited().addCallback(lambda _: connections.stop())
 
     @property
     def alive(self) -> bool:
@@ -109,26 +118,51 @@ class XrayGeneration:
         self._process.signal(signal.SIGKILL)
 
     async def apply(self, changes: Sequence[Change]) -> list[Refusal]:
-        """All removals, then all additions; inbounds that cannot do so live are swapped whole."""
+        """All removals, then all additions; inbounds that cannot do so live are swapped whole.
+
+        Connections that came by an account which is removed or replaced are ended.
+        """
         swapped = {change.tag for change in changes if self._needs_swap(change)}
         live = [change for change in changes if change.tag not in swapped]
-        refused = await self._alter([self._removal(change) for change in live if self._has(change)])
+        leaving = [change for change in live if self._has(change)]
+        refused = await self._alter([self._removal(change) for change in leaving])
         # Who could not be removed is still there with the old account.
+        gone = [change for change in leaving if not self._has(change)]
+        await self._end(self._connections.of(map(pair_of, gone)), gone)
         adds = [change for change in live if not self._has(change)]
-        refused += await self._alter(
-            [Operation(tag, email_of(packed), packed) for tag, _, packed in adds if packed is not None]
-        )
+        with self._letting_in(adds):
+            refused += await self._alter(
+                [Operation(tag, email_of(packed), packed) for tag, _, packed in adds if packed is not None]
+            )
         for tag in sorted(swapped):
             refused += await self._swap(tag, [change for change in changes if change.tag == tag])
         return refused
 
     async def stop(self) -> None:
+        self._connections.stop()
         await self._process.stop()
         await self._host.aio.run(self._api.close())
 
     def _spellings(self, key: str) -> list[str]:
         found = (accounts[key] for accounts in self.accounts.values() if key in accounts)
         return list(dict.fromkeys(map(email_of, found)))
+
+    def _is_in(self, pair: Pair) -> bool:
+        """Whether the core lets this user in by this inbound, or by any where the tag is not known."""
+        tag, key = pair
+        tags = (tag,) if tag else tuple(self.accounts)
+        return any(key in self.accounts[tag] or (tag, key) in self._entering for tag in tags)
+
+    @contextmanager
+    def _letting_in(self, changes: Iterable[Change]) -> Iterator[None]:
+        self._entering = {pair_of(change) for change in changes if change.packed is not None}
+        try:
+            yield
+        finally:
+            self._entering = set()
+
+    async def _end(self, wanted: Mapping[sockets.Endpoint, sockets.Ports], gone: Iterable[Change]) -> None:
+        await self._connections.end(wanted, [pair_of(change) for change in gone if change.packed is not None])
 
     def _has(self, change: Change) -> bool:
         return change.key in self.accounts[change.tag]
@@ -163,12 +197,18 @@ class XrayGeneration:
         handler = self._plan.handler(tag, after)
         if handler.ByteSize() > MAX_REQUEST:
             return self._refuse(changes, f"{tag}: the inbound has too many users to be changed while the core runs")
+        gone = [change for change in changes if self._has(change)]
+        # Before, since afterwards connections by a new credential could be among them.
+        wanted = self._connections.of(map(pair_of, gone))
         try:
-            await self._host.aio.run(self._api.replace_inbound(handler))
+            with self._letting_in(changes):
+                await self._host.aio.run(self._api.replace_inbound(handler))
         except ApiFailed as fault:
             await self._put_back(tag, before)
             return self._refuse(changes, f"{tag}: {fault}")
         self.accounts[tag] = after
+        wanted |= self._connections.of(pair_of(change) for change in gone if change.packed is None)
+        await self._end(wanted, gone)
         return []
 
     async def _put_back(self, tag: str, accounts: Accounts) -> None:
@@ -180,6 +220,10 @@ class XrayGeneration:
     def _refuse(self, changes: list[Change], reason: str) -> list[Refusal]:
         names = [self.accounts[tag].get(key) or packed for tag, key, packed in changes]
         return [Refusal(email_of(name), reason) for name in names if name is not None]
+
+
+def pair_of(change: Change) -> Pair:
+    return change.tag, change.key
 
 
 def email_of(packed: bytes) -> str:

@@ -1,0 +1,153 @@
+"""The TCP connections of a child process: who is at their other ends, and ending some of them. Linux only, blocking.
+
+It takes no capability: the child is the same user, and whoever may trace it may have a duplicate of its descriptors
+(pidfd_getfd(2), since Linux 5.6), which is the very socket.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+# Address (4 or 16 bytes) and port (2) as they travel; an IPv4-mapped IPv6 address is its IPv4 address.
+Endpoint = bytes
+# Ports of the child's own end.
+Ports = Sequence[range]
+
+# The same number on every architecture (include/uapi/asm-generic/unistd.h).
+_PIDFD_GETFD = 438
+# A socket address of no family.
+_NOWHERE = bytes(16)
+_MAPPED = bytes(10) + b"\xff\xff"
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class Unreachable(Exception):
+    """The kernel does not let us at the child's sockets; the text tells the operator what to do."""
+
+    def __init__(self, fault: OSError) -> None:
+        super().__init__(
+            f"live connections of removed users cannot be ended, they last until they end by themselves: {fault}. The "
+            "node must be allowed pidfd_open and pidfd_getfd (systemd: SystemCallFilter; containers: a seccomp profile "
+            "with them, or CAP_SYS_PTRACE), and the core's executable must be readable by the node's user (mode 0755)"
+        )
+
+
+@dataclass
+class Seen:
+    """What one look at a process found: whose connections were ended, and all peers it was connected to."""
+
+    ended: set[Endpoint] = field(default_factory=set)
+    peers: set[Endpoint] = field(default_factory=set)
+
+
+def endpoint(address: str, port: int) -> Endpoint:
+    """Raises `OSError` for what is not an IP address, `OverflowError` for what is not a port."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return _plain(socket.inet_pton(family, address)) + port.to_bytes(2)
+
+
+def cut(pid: int, wanted: Mapping[Endpoint, Ports]) -> Seen:
+    """End the process's TCP connections to these peers where its own port is one of those beside them.
+
+    A process that is gone has no connections. Raises `Unreachable`.
+    """
+    seen = Seen()
+    for duplicate, peer in _connections(pid):
+        seen.peers.add(peer)
+        if peer in wanted and _end(duplicate, wanted[peer]):
+            seen.ended.add(peer)
+    return seen
+
+
+def peers(pid: int) -> set[Endpoint]:
+    """Whom the process is connected to. Raises `Unreachable`."""
+    return cut(pid, {}).peers
+
+
+def _connections(pid: int) -> Iterator[tuple[int, Endpoint]]:
+    """A duplicate of each connected socket, open until the next is asked for, and its peer."""
+    try:
+        process, names = os.pidfd_open(pid), os.open(f"/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY)
+    except (ProcessLookupError, FileNotFoundError):
+        return
+    except OSError as fault:
+        raise Unreachable(fault) from fault
+    try:
+        for name in os.listdir(names):  # noqa: PTH208 - of a descriptor
+            duplicate = _duplicate(process, names, name)
+            if duplicate is None:
+                continue
+            try:
+                peer = _peer(duplicate)
+                if peer is not None:
+                    yield duplicate, peer
+            finally:
+                os.close(duplicate)
+    except ProcessLookupError:
+        return
+    except OSError as fault:
+        raise Unreachable(fault) from fault
+    finally:
+        os.close(process)
+        os.close(names)
+
+
+def _duplicate(process: int, names: int, name: str) -> int | None:
+    """Our descriptor for one of the process's; None if it is no socket, or closed by now."""
+    try:
+        if not os.readlink(name, dir_fd=names).startswith("socket:"):
+            return None
+    except FileNotFoundError:
+        return None
+    duplicate: int = _LIBC.syscall(_PIDFD_GETFD, process, int(name), 0)
+    if duplicate < 0:
+        fault = ctypes.get_errno()
+        if fault == errno.EBADF:
+            return None
+        raise OSError(fault, os.strerror(fault), "pidfd_getfd")
+    return duplicate
+
+
+def _peer(descriptor: int) -> Endpoint | None:
+    """Whom a socket is connected to by IP. Not by the socket module, which would make text of it."""
+    address = ctypes.create_string_buffer(128)
+    size = ctypes.c_uint(128)
+    if _LIBC.getpeername(descriptor, address, ctypes.byref(size)):
+        return None
+    raw = address.raw
+    family = int.from_bytes(raw[:2], sys.byteorder)
+    if family == socket.AF_INET:
+        return raw[4:8] + raw[2:4]
+    if family == socket.AF_INET6:
+        return _plain(raw[8:24]) + raw[2:4]
+    return None
+
+
+def _plain(address: bytes) -> bytes:
+    return address.removeprefix(_MAPPED) if len(address) == 16 else address
+
+
+def _end(descriptor: int, ports: Ports) -> bool:
+    """Reset a connection under whoever holds it, if it is TCP and at one of these ports.
+
+    Not shut down: where its end is awaited in each direction by itself, as by Shadowsocks-2022 in Xray, half of it
+    would live on. A connect to no address resets (tcp_disconnect in the kernel's net/ipv4/tcp.c).
+    """
+    with socket.socket(fileno=os.dup(descriptor)) as connection:
+        if connection.type != socket.SOCK_STREAM or not _at(connection.getsockname()[1], ports):
+            return False
+        if _LIBC.connect(descriptor, _NOWHERE, len(_NOWHERE)):
+            with suppress(OSError):  # it ended by itself meanwhile
+                connection.shutdown(socket.SHUT_RDWR)
+        return True
+
+
+def _at(port: int, ports: Ports) -> bool:
+    return any(port in some for some in ports)

@@ -1,0 +1,84 @@
+"""On which of the core's sockets the users of an inbound come in. Pure.
+
+Type names and numbers: `app/proxyman/config.proto`, `transport/internet/**/config.proto` of Xray-core 26.3.27.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from drivers.sockets import Ports
+from drivers.xray.accounts import Inbound
+from protos import xray_pb2
+from protos.xray_pb2 import InboundHandlerConfig, ReceiverConfig, StreamConfig
+
+# Transports by their names in a converted configuration. Those of one connection for one user, …
+_ONE_TO_ONE = ("", "tcp", "websocket", "httpupgrade")
+# … and those over UDP. Of all others one connection can carry many requests, a reverse proxy's those of many users.
+_UDP = ("mkcp", "hysteria", "quic")
+_TCP_SETTINGS = "xray.transport.internet.tcp.Config"
+_UPGRADE_SETTINGS = (
+    "xray.transport.internet.websocket.Config",
+    "xray.transport.internet.httpupgrade.Config",
+)
+_FALLBACKS = ("xray.proxy.vless.inbound.Config", "xray.proxy.trojan.ServerConfig")
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where users of one inbound come in by TCP.
+
+    `shared`: lines with one endpoint may be of several users' connections. `datagrams`: lines with a UDP target are of
+    users who came by UDP.
+    """
+
+    ports: Ports
+    shared: bool = False
+    datagrams: bool = False
+
+
+def doors(handlers: Iterable[InboundHandlerConfig], inbounds: Mapping[str, Inbound]) -> dict[str, Door]:
+    """The doors of the managed inbounds, by tag. An inbound on UDP alone has none."""
+    handlers = list(handlers)
+    front = tuple(some for handler in handlers if _falls_back(handler) for some in _ports(_receiver(handler)))
+    found = {}
+    for handler in handlers:
+        receiver = _receiver(handler)
+        if handler.tag in inbounds and receiver.stream_settings.protocol_name not in _UDP:
+            # With the PROXY protocol lines carry whom the sender names: one of our own, if it falls back on this one.
+            ports = front if _told_by_proxy(receiver.stream_settings) else _ports(receiver)
+            found[handler.tag] = _door(inbounds[handler.tag].protocol, receiver.stream_settings.protocol_name, ports)
+    return found
+
+
+def _door(protocol: str, transport: str, ports: Ports) -> Door:
+    # Lines of Shadowsocks-2022 do not say by which network a user came.
+    shared = transport not in _ONE_TO_ONE or protocol == "shadowsocks_2022"
+    return Door(ports, shared, protocol == "shadowsocks")
+
+
+def _receiver(handler: InboundHandlerConfig) -> ReceiverConfig:
+    return ReceiverConfig.FromString(handler.receiver_settings.value)
+
+
+def _ports(receiver: ReceiverConfig) -> tuple[range, ...]:
+    return tuple(range(ports.first, ports.last + 1) for ports in receiver.port_list.range)
+
+
+def _falls_back(handler: InboundHandlerConfig) -> bool:
+    settings = handler.proxy_settings
+    return settings.type in _FALLBACKS and bool(xray_pb2.FallbacksConfig.FromString(settings.value).fallbacks)
+
+
+def _told_by_proxy(stream: StreamConfig) -> bool:
+    return stream.socket_settings.accept_proxy_protocol or any(map(_accepts_proxy, stream.transport_settings))
+
+
+def _accepts_proxy(transport: xray_pb2.TransportConfig) -> bool:
+    settings = transport.settings
+    if settings.type == _TCP_SETTINGS:
+        return xray_pb2.TcpConfig.FromString(settings.value).accept_proxy_protocol
+    if settings.type in _UPGRADE_SETTINGS:
+        return xray_pb2.UpgradeConfig.FromString(settings.value).accept_proxy_protocol
+    return False

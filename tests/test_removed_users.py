@@ -1,0 +1,344 @@
+"""Removed means out: the live connections of who is removed or changed end, and nobody else's do."""
+
+from __future__ import annotations
+
+import select
+import socket
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from protos.service_pb2 import User
+from tests.conftest import SOURCE, Place, gets_in, member, over, run, settled, stays_out, way
+from tests.harness import socks, transfer
+from tests.harness.backend import backend
+from tests.harness.controller import Controller, ControllerError
+from tests.harness.core import Json, XrayClient
+from tests.harness.cover import CoverServer
+from tests.harness.echo import EchoServer
+from tests.harness.inbounds import Kind
+from tests.harness.ports import free_port
+from tests.harness.transports import Transport
+from tests.harness.users import TestUser
+from tests.harness.wait import until
+
+ANNA, BERT = TestUser.new("anna@test"), TestUser.new("bert@test")
+MANY = 100
+# Seconds in which connections end.
+AT_ONCE = 1.0
+FORWARDED = "203.0.113.9"
+# Every way in by TCP, among them one connection for one user and many requests on one connection.
+KINDS = (
+    "vless-raw",
+    "vless-reality-vision",
+    "vless-ws-tls",
+    "vless-grpc-tls",
+    "vmess-raw",
+    "trojan-tls",
+    "shadowsocks-aes-256-gcm",
+    "shadowsocks-2022-aes-128",
+)
+
+Sync = Callable[[Controller, list[User]], None]
+
+
+def one_by_one(controller: Controller, users: list[User]) -> None:
+    controller.sync_user(*users)
+
+
+def the_set(controller: Controller, users: list[User]) -> None:
+    """The whole set; who has no inbounds is left out."""
+    controller.sync_users([user for user in users if user.inbounds])
+
+
+@dataclass
+class Crowd:
+    """Open connections of one user through one inbound."""
+
+    links: list[socket.socket]
+
+    def all_live(self) -> bool:
+        """Each carries bytes there and back."""
+        for link in self.links:
+            transfer.echo(link, b"still here")
+        return True
+
+    def all_ended(self) -> bool:
+        return all(map(ended, self.links))
+
+    def nudge(self) -> None:
+        """Send something that is not answered: for Shadowsocks-2022 Xray's client looks at a link only to use it."""
+        for link in self.links:
+            with suppress(OSError):
+                link.sendall(b"echo 0\n")
+
+
+def ended(link: socket.socket) -> bool:
+    """Whether the connection is over; says so at once, and throws away what it carried before."""
+    while select.select([link], [], [], 0)[0]:
+        try:
+            if not link.recv(100):
+                return True
+        except ConnectionError:
+            return True
+    return False
+
+
+def connect(stack: ExitStack, socks_port: int, echo: EchoServer, size: int = MANY) -> Crowd:
+    return Crowd([stack.enter_context(closing(transfer.connect(socks_port, echo))) for _ in range(size)])
+
+
+@contextmanager
+def crowd(place: Place, person: TestUser, echo: EchoServer, size: int = MANY) -> Iterator[Crowd]:
+    """Connections of a client core of his own; all users come from one address."""
+    with ExitStack() as stack, way(place, person) as port:
+        yield connect(stack, port, echo, size)
+
+
+def changed(person: TestUser) -> TestUser:
+    return TestUser.new(person.email)
+
+
+@pytest.fixture
+def home(all_kinds: Mapping[str, Kind]) -> Place:
+    return Place(all_kinds["vless-raw"], "home")
+
+
+@pytest.mark.parametrize("name", KINDS)
+@over("grpc")
+def test_removed_user_is_out(
+    name: str, all_kinds: Mapping[str, Kind], cover: CoverServer, echo: EchoServer, controller: Controller
+) -> None:
+    """On every kind of inbound a removed user's connections end at once; another's from the same address live."""
+    place = Place(all_kinds[name], name)
+    with settled([place], cover):
+        run(controller, [place], [member(ANNA, place), member(BERT, place)])
+    with crowd(place, ANNA, echo) as anna, crowd(place, BERT, echo) as bert:
+        controller.sync_user(member(ANNA))
+        anna.nudge()
+        until(anna.all_ended, AT_ONCE, "all of Anna's connections end")
+        assert bert.all_live()
+        assert stays_out(place, ANNA, echo)
+        assert gets_in(place, BERT, echo)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@over("rest")
+def test_changed_credential_is_out(
+    name: str, all_kinds: Mapping[str, Kind], cover: CoverServer, echo: EchoServer, controller: Controller
+) -> None:
+    """On every kind of inbound connections by an old credential end; those by the new one live, and so do others'."""
+    place, anna_now = Place(all_kinds[name], name), changed(ANNA)
+    with settled([place], cover):
+        run(controller, [place], [member(ANNA, place), member(BERT, place)])
+    with crowd(place, ANNA, echo) as anna, crowd(place, BERT, echo, 10) as bert:
+        controller.sync_user(member(anna_now, place))
+        with crowd(place, anna_now, echo, 10) as new:
+            anna.nudge()
+            until(anna.all_ended, AT_ONCE, "all of Anna's old connections end")
+            assert new.all_live()
+            assert bert.all_live()
+
+
+@pytest.mark.parametrize("sync", [one_by_one, the_set])
+def test_every_sync_ends_connections(sync: Sync, controller: Controller, home: Place, echo: EchoServer) -> None:
+    """Over both transports, who is removed by a change or missing in a set is out, and the other stays in."""
+    run(controller, [home], [member(ANNA, home), member(BERT, home)])
+    with crowd(home, ANNA, echo, 10) as anna, crowd(home, BERT, echo, 10) as bert:
+        sync(controller, [member(ANNA), member(BERT, home)])
+        until(anna.all_ended, AT_ONCE, "all of Anna's connections end")
+        assert bert.all_live()
+
+
+@pytest.mark.parametrize("name", ["vless-raw", "shadowsocks-2022-aes-256"])
+@over("rest")
+def test_connections_that_begin_just_then(
+    name: str, all_kinds: Mapping[str, Kind], echo: EchoServer, controller: Controller
+) -> None:
+    """Nobody slips through who connects again and again while he is removed: in the end no connection answers."""
+    place = Place(all_kinds[name], name)
+    sniffing = {"enabled": True, "destOverride": ["http", "tls"]}
+    controller.start(backend([{**place.inbound, "sniffing": sniffing}], [member(ANNA, place), member(BERT, place)]))
+    with way(place, ANNA) as port, ExitStack() as stack, crowd(place, BERT, echo, 10) as bert:
+        links = []
+        with ThreadPoolExecutor(1) as pool:
+            going = pool.submit(controller.sync_user, member(ANNA))
+            while not going.done():
+                links.append(stack.enter_context(closing(socks.connect(port, echo.host, echo.port))))
+                links[-1].sendall(b"echo 5\nhello")
+        assert links
+        until(lambda: bert.all_live() and silent(links, bert), 5, "none of Anna's connections answers")
+
+
+def silent(links: list[socket.socket], witness: Crowd) -> bool:
+    """Whether none of them answers, in the time that the witness needs for ten answers.
+
+    Not whether they are over: strangers may be left waiting.
+    """
+    drained = [ended(link) for link in links]
+    for link in links:
+        with suppress(OSError):
+            link.sendall(b"echo 3\nyes")
+    assert witness.all_live()
+    return all(over or not answered(link) for over, link in zip(drained, links, strict=True))
+
+
+def answered(link: socket.socket) -> bool:
+    try:
+        return bool(select.select([link], [], [], 0)[0] and link.recv(3))
+    except ConnectionError:
+        return False
+
+
+def test_the_other_inbound_is_left(
+    controller: Controller, all_kinds: Mapping[str, Kind], home: Place, echo: EchoServer
+) -> None:
+    """Who leaves one of his inbounds keeps his connections in the other."""
+    work = Place(all_kinds["trojan-tls"], "at -> work [TLS]")
+    run(controller, [home, work], [member(ANNA, home, work)])
+    with crowd(home, ANNA, echo, 10) as at_home, crowd(work, ANNA, echo, 10) as at_work:
+        controller.sync_user(member(ANNA, home))
+        until(at_work.all_ended, AT_ONCE, "all connections at work end")
+        assert at_home.all_live()
+    with crowd(home, ANNA, echo, 10) as at_home:
+        controller.sync_user(member(ANNA, home, work))
+        assert at_home.all_live()
+
+
+@over("grpc")
+def test_who_comes_back_stays(controller: Controller, home: Place, echo: EchoServer) -> None:
+    """Who is removed and let in again keeps what he connects from then on, through all that changes for others."""
+    run(controller, [home], [member(ANNA, home), member(BERT, home)])
+    with crowd(home, ANNA, echo, 10) as before:
+        controller.sync_user(member(ANNA), member(ANNA, home))
+        until(before.all_ended, AT_ONCE, "all connections from before end")
+    with crowd(home, ANNA, echo, 10) as after:
+        controller.sync_user(member(BERT), member(BERT, home), member(changed(BERT), home))
+        assert after.all_live()
+
+
+@over("grpc")
+def test_outbound_without_a_tag(controller: Controller, all_kinds: Mapping[str, Kind], echo: EchoServer) -> None:
+    """Xray does not name the inbound where the outbound has no name; who is removed is out all the same."""
+    home, work = Place(all_kinds["vless-raw"], "home"), Place(all_kinds["trojan-tls"], "work")
+    outbound = {"protocol": "freedom", "settings": {"finalRules": [{"action": "allow"}]}}
+    run(controller, [home, work], [member(ANNA, home, work), member(BERT, home)], outbounds=[outbound])
+    with (
+        crowd(home, ANNA, echo, 5) as at_home,
+        crowd(work, ANNA, echo, 5) as at_work,
+        crowd(home, BERT, echo, 5) as bert,
+    ):
+        controller.sync_user(member(ANNA, work))
+        until(at_home.all_ended, AT_ONCE, "all connections at home end")
+        assert at_work.all_live()
+        controller.sync_user(member(ANNA))
+        until(at_work.all_ended, AT_ONCE, "all connections at work end")
+        assert bert.all_live()
+
+
+def with_headers(place: Place, person: TestUser, address: str) -> Json:
+    """The outbound of a user whose requests look as if a reverse proxy had passed them on for this address."""
+    outbound = place.outbound(person)
+    stream = outbound["streamSettings"]
+    settings = {**stream["wsSettings"], "headers": {"X-Forwarded-For": address}}
+    return {**outbound, "streamSettings": {**stream, "wsSettings": settings}}
+
+
+@over("grpc")
+def test_behind_a_reverse_proxy(controller: Controller, all_kinds: Mapping[str, Kind], echo: EchoServer) -> None:
+    """Where a reverse proxy hides who is who nobody's connections are cut, and who is removed gets no new one."""
+    place = Place(all_kinds["vless-ws-tls"], "websocket")
+    run(controller, [place], [member(ANNA, place), member(BERT, place)])
+    ports = free_port(), free_port()
+    routes = {port: with_headers(place, person, FORWARDED) for port, person in zip(ports, (ANNA, BERT), strict=True)}
+    with ExitStack() as stack, XrayClient(routes):
+        anna, bert = (connect(stack, port, echo, 10) for port in ports)
+        controller.sync_user(member(ANNA))
+        assert stays_out(place, ANNA, echo)
+        assert bert.all_live()
+        assert anna.all_live()
+
+
+@over("grpc")
+def test_users_on_one_connection(controller: Controller, all_kinds: Mapping[str, Kind], echo: EchoServer) -> None:
+    """Where one connection carries several users, as from a reverse proxy, it is left to who is still in."""
+    place = Place(all_kinds["vless-grpc-tls"], "shared")
+    run(controller, [place], [member(ANNA, place), member(BERT, place)])
+    ports = free_port(), free_port()
+    # One client core has one gRPC connection to one place, whoever it is for.
+    routes = {port: place.outbound(person) for port, person in zip(ports, (ANNA, BERT), strict=True)}
+    with ExitStack() as stack, XrayClient(routes):
+        _, bert = (connect(stack, port, echo, 5) for port in ports)
+        controller.sync_user(member(ANNA))
+        assert stays_out(place, ANNA, echo)
+        assert bert.all_live()
+
+
+@over("rest")
+def test_fallback(controller: Controller, all_kinds: Mapping[str, Kind], echo: EchoServer) -> None:
+    """Who comes in by another inbound's fallback, which tells his address, is known and out as well."""
+    front, inner = Place(all_kinds["trojan-tls"], "front"), Place(all_kinds["vless-raw"], "inner")
+    websocket = all_kinds["vless-ws-tls"].transport
+    ws = {"network": "ws", "wsSettings": {"path": "/ws"}}
+    inbounds = [front.inbound, {**inner.inbound, "streamSettings": {**ws, "sockopt": {"acceptProxyProtocol": True}}}]
+    inbounds[0]["settings"] = {**inbounds[0]["settings"], "fallbacks": [{"path": "/ws", "dest": inner.port, "xver": 1}]}
+    outside = Place(replace(inner.kind, transport=Transport("ws", ws, websocket.client)), "outside", front.port)
+    controller.start(backend(inbounds, [member(ANNA, inner), member(BERT, inner, front)]))
+    with (
+        crowd(outside, ANNA, echo, 5) as anna,
+        crowd(outside, BERT, echo, 5) as inside,
+        crowd(front, BERT, echo, 5) as in_front,
+    ):
+        controller.sync_user(member(ANNA))
+        until(anna.all_ended, AT_ONCE, "all of Anna's connections end")
+        controller.sync_user(member(BERT, front))
+        until(inside.all_ended, AT_ONCE, "all of Bert's connections behind the fallback end")
+        assert in_front.all_live()
+
+
+@pytest.mark.parametrize(
+    "log", [{"loglevel": "none"}, {"access": "none"}, {"access": "none", "dnsLog": True}, {}, None]
+)
+@over("grpc")
+def test_log_settings_do_not_matter(
+    log: dict[str, Any] | None, controller: Controller, home: Place, echo: EchoServer
+) -> None:
+    """Whatever the controller wants to see, who is removed is out; access lines are shown to who asked for them."""
+    asked, cora = log == {}, TestUser.new(f"{uuid.uuid4()}@test")
+    run(controller, [home], [member(cora, home)], log=log)
+    with controller.logs() as logs, crowd(home, cora, echo, 5) as links:
+        if asked:
+            logs.find(f"email: {cora.email}")
+        controller.sync_user(member(cora))
+        until(links.all_ended, AT_ONCE, "all of her connections end")
+        before = len(logs.lines)
+        controller.stop()
+        until(lambda: any("backend stopped" in line for line in logs.lines[before:]), what="the log of the stop")
+        assert any(cora.email in line for line in logs.lines) == asked
+
+
+@over("rest")
+def test_addresses_are_masked(controller: Controller, home: Place, echo: EchoServer) -> None:
+    """Addresses in the log are masked as the controller asked, and who is removed is out all the same."""
+    cora = TestUser.new(f"{uuid.uuid4()}@test")
+    run(controller, [home], [member(cora, home)], log={"loglevel": "debug", "maskAddress": "half"})
+    with controller.logs() as logs, crowd(home, cora, echo, 5) as links:
+        line = logs.find(f"email: {cora.email}")
+        assert "from 127.0.*.*:" in line
+        assert "accepted tcp:127.0.*.*:" in line
+        controller.sync_user(member(cora))
+        until(links.all_ended, AT_ONCE, "all of her connections end")
+        first = next(number for number, line in enumerate(logs.lines) if cora.email in line)
+        assert not [line for line in logs.lines[first:] if SOURCE in line]
+
+
+@over("rest")
+def test_bad_mask(controller: Controller, home: Place) -> None:
+    """A mask that the core would refuse is refused."""
+    with pytest.raises(ControllerError, match="maskAddress"):
+        run(controller, [home], log={"maskAddress": "/12"})
