@@ -13,7 +13,7 @@ from twisted.logger import Logger
 from drivers.interface import Driver
 from node import __version__
 from node.auth import Dialect
-from node.errors import CoreFailed, UnknownName, Unsupported
+from node.errors import CoreFailed, NodeError, UnknownName, Unsupported
 from node.feeds import ChunkFeed, UserFeed
 from node.logs import LogRing
 from node.runner import Runner
@@ -47,9 +47,6 @@ class Backend:
         if self._expiry is not None and self._expiry.active():
             self._expiry.reset(self._keep_alive)
 
-    def require(self) -> None:
-        self._runner.require()
-
     async def close(self) -> None:
         """The node ends, and the core with it."""
         self._set_keep_alive(0)
@@ -61,7 +58,15 @@ class Backend:
         driver = self._drivers.get(request.type)
         if driver is None:
             raise Unsupported(f"this node has no core of type {type_name(request.type)}")
-        await self._runner.start(driver, request)
+        before = self._keep_alive
+        # The one before must not expire while its successor comes up.
+        self._set_keep_alive(0)
+        try:
+            await self._runner.start(driver, request)
+        except NodeError:
+            if not self._keep_alive and self._runner.generations:
+                self._set_keep_alive(before)
+            raise
         self._set_keep_alive(request.keep_alive)
         return await self._info()
 
@@ -80,6 +85,7 @@ class Backend:
         return SystemStatsResponse(**asdict(self._system.current()))
 
     async def backend_stats(self, _: Empty, __: Dialect) -> service_pb2.BackendStatsResponse:
+        self._runner.require()
         return await self._runner.generations[0].backend_stats()
 
     async def stats(self, request: StatRequest, _: Dialect) -> service_pb2.StatResponse:
@@ -108,6 +114,7 @@ class Backend:
 
     async def _addresses(self, name: str) -> dict[str, int]:
         """Where a user is connected from, over all generations, and when each address was last seen."""
+        self._runner.require()
         if not self._is_user(name):
             raise UnknownName(f"there is no user {name!r}")
         addresses: dict[str, int] = {}

@@ -30,9 +30,6 @@ class Backend(Protocol):
     def touch(self) -> None:
         """A controller said something: keep-alive starts anew."""
 
-    def require(self) -> None:
-        """Raises the error of a call that needs a backend, while none runs."""
-
 
 class Calls:
     """All of METHODS for the two transports."""
@@ -49,8 +46,6 @@ class Calls:
         if not method.built:
             raise Unsupported(f"{method.name} is not built yet")
         request = parse(method, body)
-        if method.needs_backend:
-            self._backend.require()
         handler: Callable[[Any, Dialect], Awaitable[Message]] = getattr(self._backend, method.call)
         reply = await self._guarded(method, handler(request, dialect))
         return reply.SerializeToString()

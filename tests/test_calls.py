@@ -44,7 +44,6 @@ class Recorder:
     """Answers the calls that the tests make, and keeps what it was asked."""
 
     def __init__(self) -> None:
-        self.running = True
         self.fault: Exception | None = None
         self.touched = 0
         self.asked: list[tuple[str, Any, Dialect]] = []
@@ -52,10 +51,6 @@ class Recorder:
 
     def touch(self) -> None:
         self.touched += 1
-
-    def require(self) -> None:
-        if not self.running:
-            raise NotInitialized
 
     async def info(self, request: Empty, dialect: Dialect) -> Message:
         return self._answer("info", request, dialect, BaseInfoResponse(version="1.0.0"))
@@ -97,17 +92,10 @@ class CallTests(SynchronousTestCase):
             failure = self.failureResultOf(self.unary(name, b"\xff"), Unsupported)
             self.assertIn(name, failure.value.text)
 
-    def test_a_call_that_needs_a_backend(self) -> None:
-        """Without a backend such a call is refused and not made; others are."""
-        self.backend.running = False
-        self.failureResultOf(self.unary("GetUserOnlineStats"), NotInitialized)
-        self.successResultOf(self.unary("GetBaseInfo"))
-        self.assertEqual([name for name, _, _ in self.backend.asked], ["info"])
-
     def test_every_call_is_a_sign_of_life(self) -> None:
         """A request counts for keep-alive, refused and broken ones too."""
-        self.backend.running = False
         self.successResultOf(self.unary("GetBaseInfo"))
+        self.backend.fault = NotInitialized()
         self.failureResultOf(self.unary("GetUserOnlineStats"), NotInitialized)
         self.failureResultOf(self.unary("TestRoute"), Unsupported)
         self.failureResultOf(self.unary("GetUserOnlineStats", BROKEN[0]), InvalidRequest)

@@ -63,9 +63,6 @@ class FakeBackend:
     def touch(self) -> None:
         """Keep-alive is not this test's."""
 
-    def require(self) -> None:
-        """There is a backend."""
-
     def __getattr__(self, call: str) -> Callable[..., Any]:
         method = next(method for method in METHODS if method.call == call)
         if method.kind is Kind.FEED:
