@@ -25,7 +25,7 @@ from node.users import key_of
 Pair = tuple[str, str]
 UNTAGGED = ""
 
-# Endpoints that are kept, of all inbounds together; some 40 MB.
+# Endpoints that are kept, of all inbounds together; some 20 MB.
 CAP = 200_000
 # Seconds between two looks at which of them are still connected, …
 PRUNE = 60.0
@@ -34,8 +34,8 @@ PRUNE_FULL = 10.0
 # Seconds that late lines are gathered: one look at 10,000 sockets takes some 0.1 s of a processor.
 GATHER = 0.1
 # Seconds after a change of his credential in which a line may tell of a connection that a user had before: the core
-# writes it when it has looked at the first bytes and has asked the DNS.
-LATE = 30.0
+# writes it when it has looked at the first bytes, and where its rules need that has asked the DNS.
+LATE = 5.0
 _ARROWS = (" >> ", " -> ", " ==> ")
 
 
@@ -95,8 +95,9 @@ class Connections:
             return
         for where in seen.ended:
             self._forget(where)
-        until = self._reactor.seconds() + LATE
-        self._suspects |= dict.fromkeys(changed, (until, seen.peers))
+        now = self._reactor.seconds()
+        self._suspects = {pair: found for pair, found in self._suspects.items() if now < found[0]}
+        self._suspects |= dict.fromkeys(changed, (now + LATE, seen.peers))
         self._call("prune", PRUNE, self._prune)
 
     def stop(self) -> None:
@@ -161,8 +162,10 @@ class Connections:
         self._pruning, self._pruned = True, self._reactor.seconds()
         for endpoints in self._endpoints.values():
             endpoints.age()
-        seen = await self._look({})
-        self._pruning = False
+        try:
+            seen = await self._look({})
+        finally:
+            self._pruning = False
         if seen is None:
             return
         for endpoints in self._endpoints.values():
