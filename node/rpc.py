@@ -27,6 +27,9 @@ from protos.service_pb2 import Log
 
 # Seconds that calls under way may take to end at shutdown.
 GRACE = 1.0
+# Messages of a stream that may wait to be handed over; then no more are read.
+BATCH = 256
+BATCH_BYTES = 1024 * 1024
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_BODY),
     ("grpc.max_send_message_length", MAX_BODY),
@@ -115,8 +118,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _feed(self, method: Method, messages: AsyncIterator[bytes], context: Context) -> bytes:
         async def whole() -> bytes:
             feed: OpenFeed = await self._aio.call(_opened, self._calls, method)
-            async for message in messages:
-                await self._aio.call(feed.feed, message)
+            await _carry(messages, lambda batch: self._aio.call(_fed, feed, batch))
             return await _lasting(self._aio.call(feed.finish))
 
         return await _answered(whole(), context)
@@ -137,10 +139,48 @@ async def _opened(calls: Calls, method: Method) -> OpenFeed:
     return calls.open(method)
 
 
+async def _carry(messages: AsyncIterator[bytes], deliver: Callable[[list[bytes]], Coroutine[Any, Any, None]]) -> None:
+    """Hand each message over as it comes; those that come meanwhile go together, for a crossing costs most.
+
+    What was handed over is not called back when the client hangs up.
+    """
+    waiting: list[bytes] = []
+    under_way: asyncio.Future[None] | None = None
+
+    async def run() -> None:
+        while waiting:
+            batch = waiting[:]
+            waiting.clear()
+            await deliver(batch)
+
+    async for message in messages:
+        waiting.append(message)
+        if under_way is None or under_way.done():
+            if under_way is not None:
+                under_way.result()
+            under_way = asyncio.ensure_future(run())
+            under_way.add_done_callback(_seen)
+        elif len(waiting) >= BATCH or sum(map(len, waiting)) >= BATCH_BYTES:
+            await asyncio.shield(under_way)
+    if under_way is not None:
+        await asyncio.shield(under_way)
+
+
+async def _fed(feed: OpenFeed, batch: list[bytes]) -> None:
+    for message in batch:
+        await feed.feed(message)
+
+
+def _seen(done: asyncio.Future[Any]) -> None:
+    """Whoever waits is told of an error; if nobody does any more, it is no fault of the node's."""
+    if not done.cancelled():
+        done.exception()
+
+
 def _lasting(work: Coroutine[Any, Any, bytes]) -> Awaitable[bytes]:
     """Goes on when the caller hangs up; then nobody is left to be told how it ended."""
     task = asyncio.ensure_future(work)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    task.add_done_callback(_seen)
     return asyncio.shield(task)
 
 

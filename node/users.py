@@ -75,11 +75,29 @@ class Roster:
         self._credential: dict[str, dict[str, bytes]] = {tag: {} for tag in self.target}
 
     @classmethod
-    def of(cls, users: Iterable[User], tags: Iterable[str], account_of: AccountOf) -> tuple[Roster, list[Refusal]]:
-        """The roster of a whole set, and who of it could not be used. Of two entries with one e-mail the last wins."""
-        roster = cls(tags, account_of)
+    def of(
+        cls, users: Iterable[User], tags: Iterable[str], account_of: AccountOf, before: Roster | None = None
+    ) -> tuple[Roster, list[Refusal]]:
+        """The roster of a whole set, and who of it could not be used. Of two entries with one e-mail the last wins.
+
+        `before` is one of the same inbounds: accounts of users who stay the same are taken from it, not built again.
+        """
+        roster = cls(tags, before._recalled(account_of) if before else account_of)
         _, refused = roster.put_all(users)
+        roster._account_of = account_of
         return roster, refused
+
+    def _recalled(self, account_of: AccountOf) -> AccountOf:
+        """Builds accounts, but for those that are here already."""
+
+        def recall(tag: str, user: User) -> Account | None:
+            key = key_of(user.email)
+            packed = self.target[tag].get(key)
+            if packed is None or self.users[key] != normal(user).SerializeToString():
+                return account_of(tag, user)
+            return Account(packed, self._credential[tag][key])
+
+        return recall
 
     def put(self, user: User) -> tuple[set[tuple[str, str]], list[Refusal]]:
         """Add, change or (with no known inbound) remove a user: the (tag, key) pairs touched, and what was refused."""
@@ -95,7 +113,7 @@ class Roster:
         packed = normal(user).SerializeToString()
         if self.users.get(key) == packed:
             return set(), self._refusals(key, email, tags)
-        touched = self.remove(key)
+        touched = self.remove(key) if key in self.users else set()
         self.users[key] = packed
         refused = []
         for tag in tags:

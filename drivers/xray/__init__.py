@@ -26,7 +26,7 @@ from node.users import Accounts, Change, Refusal
 # The first version whose api.listen may be a unix socket.
 DIRECT_API = (26, 5, 3)
 # Seconds between two looks at a core that is starting.
-READY_POLL = 0.01
+READY_POLL = 0.002
 # Seconds that one question to it may take.
 READY_CALL = 1.0
 # Xray's exit code for a configuration that it does not take; a port that is taken has another.

@@ -114,13 +114,15 @@ class Api:
 
     async def alter(self, operations: Sequence[Operation]) -> list[str | None]:
         """Run these in parallel: for each None, or why the core refused it. What is in force already is fine."""
-        turn = asyncio.Semaphore(IN_FLIGHT)
+        results: list[str | None] = [None] * len(operations)
+        left = iter(enumerate(operations))
 
-        async def one(operation: Operation) -> str | None:
-            async with turn:
-                return await self._alter(operation)
+        async def work() -> None:
+            for place, operation in left:
+                results[place] = await self._alter(operation)
 
-        return await asyncio.gather(*map(one, operations))
+        await asyncio.gather(*(work() for _ in range(min(IN_FLIGHT, len(operations)))))
+        return results
 
     async def replace_inbound(self, handler: xray_pb2.InboundHandlerConfig) -> None:
         """Take an inbound out, if it is there, and put it back with other users. Raises `ApiFailed`."""
