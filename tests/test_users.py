@@ -115,6 +115,17 @@ def test_who_is_not_in_force_was_refused(first: list[User], then: list[User]) ->
         assert {refusal.email for refusal in refused} <= {user.email}
 
 
+@given(st.lists(users, max_size=12), st.lists(users, max_size=12))
+def test_what_is_taken_over_is_what_would_be_built(before: list[User], everybody: list[User]) -> None:
+    """A set built with the help of the one before equals the set built from nothing."""
+    helped, refused = Roster.of(everybody, TAGS, account_of, roster_of(*before)[0])
+    alone, refused_alone = roster_of(*everybody)
+    assert (helped.users, helped.target, refused) == (alone.users, alone.target, refused_alone)
+    for user in before:
+        assert helped.put(user) == alone.put(user)
+    assert (helped.users, helped.target) == (alone.users, alone.target)
+
+
 @given(st.lists(users, max_size=12))
 def test_the_same_user_again_changes_nothing(everybody: list[User]) -> None:
     """Users who are supplied again as they are stored touch nothing and keep their order."""
