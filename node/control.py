@@ -32,7 +32,8 @@ class Signal:
 
     async def wait(self) -> None:
         if not self._fired:
-            waiter: Deferred[None] = Deferred(self._waiting.remove)
+            # Without a canceller: who gave up is fired all the same, which Twisted ignores then.
+            waiter: Deferred[None] = Deferred()
             self._waiting.append(waiter)
             await waiter
 
@@ -56,9 +57,10 @@ class Control:
         self._core = DeferredLock()
 
     async def settled(self) -> None:
-        """Wait until all that came before has settled its users."""
-        if self._operations:
-            await self._operations[-1].settled.wait()
+        """Wait until all that came before has settled its users: for who changes them."""
+        before = self._follow()
+        if before is not None:
+            await before.wait()
 
     async def run(
         self,
@@ -71,25 +73,32 @@ class Control:
         Raises `Aborted` if a Stop came meanwhile. A caller who hangs up cancels nothing.
         """
         newest = self._operations[-1] if self._operations else None
-        if newest is None or subject is None or newest.subject != subject:
+        if newest is None or newest.subject is None or newest.subject != subject:
             newest = self._begin(work, subject, core)
         await newest.ended.wait()
         if newest.fault is not None:
             raise newest.fault
 
     def abort(self) -> None:
-        """End all that is under way."""
-        for operation in list(self._operations):
+        """End all that is under way, the newest first: what waits for its turn must not get it."""
+        for operation in reversed(list(self._operations)):
             if operation.work is not None:
                 operation.work.cancel()
 
     def _begin(self, work: Callable[[Settled], Coroutine[Any, Any, None]], subject: object, core: bool) -> Operation:
         operation = Operation(subject)
-        before = self._operations[-1].settled if self._operations else None
+        before = self._follow()
         self._operations.append(operation)
         deferred = ensureDeferred(self._perform(operation, before, work, core))
         operation.work = deferred
         return operation
+
+    def _follow(self) -> Signal | None:
+        """What settles the newest operation, if there is one. Nothing joins it across what comes next."""
+        if not self._operations:
+            return None
+        self._operations[-1].subject = None
+        return self._operations[-1].settled
 
     async def _perform(
         self,

@@ -6,8 +6,9 @@ from twisted.internet.defer import Deferred, DeferredSemaphore, ensureDeferred, 
 from twisted.logger import Logger
 
 from node.errors import Internal, InvalidRequest, NodeError, TooLarge
+from node.members import raise_refused
 from node.methods import MAX_BODY
-from node.runner import Runner, raise_refused
+from node.runner import Runner
 from node.users import Refusal, key_of
 from protos.service_pb2 import Empty, User, UsersChunk
 

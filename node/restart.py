@@ -40,7 +40,12 @@ class Backoff:
         self._call = self._reactor.callLater(delay, action)
 
     def cancel(self) -> None:
-        """A controller wants something else."""
+        """No try is wanted."""
         if self._call is not None and self._call.active():
             self._call.cancel()
         self._call = None
+
+    def renew(self) -> None:
+        """A controller wants another backend: its first crash is the first."""
+        self.cancel()
+        self._delays = delays()

@@ -16,6 +16,8 @@ from node.errors import NodeError
 # Seconds between two questions, and how long an answer may take; a core that needs longer is treated as gone.
 INTERVAL = 5.0
 PATIENCE = 10.0
+# Seconds before a core that gave no answer is asked again.
+AGAIN = 0.5
 # Seconds between two looks at the core's own list of users.
 AUDIT = 60.0
 
@@ -49,21 +51,36 @@ class Watch:
     async def _health(self, generation: Generation) -> None:
         while generation.alive:
             await deferLater(self._reactor, INTERVAL)
-            if not await generation.answers(PATIENCE) and generation.alive:
+            if not await self._answers(generation):
                 self._hung(generation, f"it did not answer for {PATIENCE:g} s")
                 return
+
+    async def _answers(self, generation: Generation) -> bool:
+        """Ask until its time is over: a broken connection is made anew, and its users are compared then."""
+        deadline = self._reactor.seconds() + PATIENCE
+        left, again = PATIENCE, False
+        while generation.alive and left > 0:
+            if await generation.answers(left):
+                if again:
+                    await self._compare(generation)
+                return True
+            await deferLater(self._reactor, AGAIN)
+            left, again = deadline - self._reactor.seconds(), True
+        return not generation.alive
 
     async def _users(self, generation: Generation) -> None:
         while generation.alive:
             await deferLater(self._reactor, AUDIT)
-            try:
-                drift = await generation.audit()
-            except NodeError as fault:
-                self.log.warn("the core's users were not compared: {reason}", reason=fault.text)
-                continue
+            await self._compare(generation)
+
+    async def _compare(self, generation: Generation) -> None:
+        try:
+            drift = await generation.audit()
             if drift:
                 self.log.warn("{drift} users of the core were not as it had confirmed; repairing", drift=drift)
                 await self._drifted(generation)
+        except NodeError as fault:
+            self.log.warn("the core's users were not compared: {reason}", reason=fault.text)
 
 
 def _cancel(_: Exit, watching: Deferred[None]) -> None:

@@ -29,6 +29,7 @@ TABLE = {
     "core_not_started": (503, "UNAVAILABLE"),
     "core_failed": (500, "UNAVAILABLE"),
     "users_refused": (500, "INTERNAL"),
+    "aborted": (409, "ABORTED"),
     "shutting_down": (503, "UNAVAILABLE"),
 }
 
@@ -40,9 +41,10 @@ def test_all_codes() -> None:
 
 
 def test_every_kind_is_listed() -> None:
-    """No error of the module is missing in the list."""
+    """No error of the module is missing in the list; a port that is taken is a core that failed, for a caller."""
     defined = {kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, NodeError)}
-    assert defined - {NodeError} == set(KINDS)
+    assert defined - {NodeError, errors.PortTaken} == set(KINDS)
+    assert (errors.PortTaken.code, errors.PortTaken.http) == (errors.CoreFailed.code, errors.CoreFailed.http)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -67,7 +69,7 @@ def test_core_on_its_way() -> None:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not errors.NotStarted])
 def test_nobody_else_says_that_the_core_is_on_its_way(kind: type[NodeError]) -> None:
     """No other error has the text that makes controllers wait."""
-    plain = kind in (errors.NotInitialized, errors.ShuttingDown, errors.Unauthenticated)
+    plain = kind in (errors.NotInitialized, errors.ShuttingDown, errors.Unauthenticated, errors.Aborted)
     made = errors.UsersRefused([("ann", "why")]) if kind is errors.UsersRefused else kind(*([] if plain else ["why"]))
     assert "core is not started yet" not in made.text
     assert str(made) == made.text

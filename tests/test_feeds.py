@@ -2,114 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from drivers.interface import Exit
 from node.errors import InvalidRequest, NodeError, NotInitialized, TooLarge, UsersRefused
 from node.feeds import IN_FLIGHT, ChunkFeed, UserFeed
-from node.ledger import Counter, Scope
 from node.logs import LogRing
 from node.methods import MAX_BODY
 from node.runner import Runner
-from node.users import Account, Accounts, Change, Refusal, Unusable, apply
-from protos.service_pb2 import Backend, BackendStatsResponse, Empty, Proxy, Trojan, User, UsersChunk
-
-
-@dataclass(frozen=True)
-class MemoryPlan:
-    """Two inbounds whose accounts are passwords."""
-
-    tags: tuple[str, ...] = ("a", "b")
-    warnings: tuple[str, ...] = ()
-
-    def account(self, tag: str, user: User) -> Account | None:
-        password = user.proxies.trojan.password
-        if password == "bad":
-            raise Unusable("the password is bad")
-        return Account(password.encode(), password.encode()) if password else None
-
-
-@dataclass
-class MemoryGeneration:
-    """A core that is nothing but its users."""
-
-    accounts: dict[str, Accounts]
-    alive: bool = True
-    uncounted: frozenset[Scope] = frozenset()
-    _ended: Deferred[Exit] = field(default_factory=Deferred)
-
-    def when_exited(self) -> Deferred[Exit]:
-        return self._ended
-
-    async def counters(self) -> Mapping[Counter, int]:
-        return {}
-
-    async def online(self, key: str) -> Mapping[str, int]:
-        return {}
-
-    async def backend_stats(self) -> BackendStatsResponse:
-        return BackendStatsResponse()
-
-    async def stop(self) -> None:
-        self.alive = False
-
-
-class MemoryDriver:
-    """A driver without processes. While `held`, batches wait for `release`; `fault` is what they fail with."""
-
-    name = "memory"
-
-    def __init__(self) -> None:
-        self.batches: list[Sequence[Change]] = []
-        self.fault: Exception | None = None
-        self.held = False
-        self._waiting: list[Deferred[None]] = []
-
-    async def version(self) -> str:
-        return "1"
-
-    async def prepare(self, config_text: str, exclude: frozenset[str]) -> MemoryPlan:
-        return MemoryPlan()
-
-    async def check(self, plan: MemoryPlan) -> None:
-        """Anything will do."""
-
-    async def launch(self, plan: MemoryPlan, target: Mapping[str, Accounts], seconds: float) -> MemoryGeneration:
-        return MemoryGeneration({tag: dict(accounts) for tag, accounts in target.items()})
-
-    async def apply(
-        self, generation: MemoryGeneration, changes: Sequence[Change]
-    ) -> tuple[MemoryGeneration, list[Refusal]]:
-        self.batches.append(changes)
-        if self.held:
-            self._waiting.append(Deferred())
-            await self._waiting[-1]
-        if self.fault:
-            raise self.fault
-        refused = [change for change in changes if change.packed == b"refused"]
-        generation.accounts = apply([change for change in changes if change not in refused], generation.accounts)
-        return generation, [Refusal(change.key, "the core says no") for change in refused]
-
-    def release(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for waiter in waiting:
-            waiter.callback(None)
-
-    def sweep(self) -> list[int]:
-        return []
+from protos.service_pb2 import Backend, Empty, User, UsersChunk
+from tests.memory import MemoryDriver, person
 
 
 async def _no_counters() -> None:
     """There is nothing to read."""
-
-
-def person(email: str, password: str = "", *inbounds: str) -> User:
-    return User(email=email, proxies=Proxy(trojan=Trojan(password=password)), inbounds=inbounds)
 
 
 class FeedTests(SynchronousTestCase):
@@ -176,9 +83,9 @@ class UserFeedTests(FeedTests):
         self.start()
         self.driver.fault = KeyError("x")
         for held in (False, True):
-            self.driver.held = held
+            self.driver.applying.shut = held
             reply = self.feed(person(f"ann-{held}", f"one-{held}", "a"))
-            self.driver.release()
+            self.driver.applying.open()
             fault = self.failureResultOf(reply, NodeError).value
             self.assertEqual((fault.code, fault.http), ("internal", 500))
         self.assertGreaterEqual(len(self.flushLoggedErrors(KeyError)), 1)
@@ -194,11 +101,10 @@ class UserFeedTests(FeedTests):
     def test_users_do_not_wait_for_each_other(self) -> None:
         """A user under way does not hold the stream; the end waits for all of them."""
         self.start()
-        self.driver.held = True
+        self.driver.applying.shut = True
         reply = self.feed(*(person(f"user{number}", f"{number}", "a") for number in range(10)))
         self.assertNoResult(reply)
-        self.driver.held = False
-        self.driver.release()
+        self.driver.applying.open()
         self.successResultOf(reply)
         self.assertEqual(len(self.accounts()), 10)
         self.assertEqual(len(self.driver.batches), 2)
@@ -206,14 +112,13 @@ class UserFeedTests(FeedTests):
     def test_a_stream_is_not_read_without_end(self) -> None:
         """With so many users under way the next one waits, so that a stream cannot fill the memory."""
         self.start()
-        self.driver.held = True
+        self.driver.applying.shut = True
         feed = UserFeed(self.runner)
         for number in range(IN_FLIGHT):
             self.successResultOf(ensureDeferred(feed.feed(person(f"user{number}", f"{number}", "a"))))
         late = ensureDeferred(feed.feed(person("late", "late", "a")))
         self.assertNoResult(late)
-        self.driver.held = False
-        self.driver.release()
+        self.driver.applying.open()
         self.successResultOf(late)
         self.successResultOf(ensureDeferred(feed.finish()))
         self.assertEqual(len(self.accounts()), IN_FLIGHT + 1)
@@ -221,11 +126,10 @@ class UserFeedTests(FeedTests):
     def test_the_last_word_on_a_user_counts(self) -> None:
         """Messages about one user take effect in order, however the core is busy."""
         self.start()
-        self.driver.held = True
+        self.driver.applying.shut = True
         words = [person("ann", "one", "a"), person("ann", "two", "b"), person("ann"), person("ann", "three", "a")]
         reply = self.feed(*words)
-        self.driver.held = False
-        self.driver.release()
+        self.driver.applying.open()
         self.successResultOf(reply)
         self.assertEqual((self.accounts("a"), self.accounts("b")), ({"ann": b"three"}, {}))
 

@@ -113,8 +113,8 @@ def test_stream_outlives_everything(node: NodeProcess, way: Make) -> None:
     with reading(way, node) as reader:
         for expected, do in (
             ("backend running", lambda: controller.start(a_backend())),
-            ("backend failed", lambda: kill(node.core_pids()[0], signal.SIGKILL)),
-            ("backend running", lambda: controller.start(a_backend())),
+            ("backend restarting: the core ended", lambda: kill(node.core_pids()[0], signal.SIGKILL)),
+            ("backend starting", lambda: controller.start(a_backend())),
             ("backend stopped", controller.stop),
             ("backend running", lambda: controller.start(a_backend())),
             ("backend stopped", controller.stop),

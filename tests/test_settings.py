@@ -49,6 +49,7 @@ def test_nothing_but_a_key_is_needed(home: Path) -> None:
         key_file=home / "var" / "key.pem",
         state_dir=home / "var",
         log_buffer_size=10000,
+        stop_grace=30,
         debug=False,
         drivers={"XRAY_EXECUTABLE_PATH": "", "XRAY_ASSETS_PATH": "", "XRAY_SPLICE": "off"},
         notify={},

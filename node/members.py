@@ -1,0 +1,222 @@
+"""Who may use the backend: what controllers say, and what its core acknowledged.
+
+Two sets of users: the desired one (`roster`) and the confirmed one (the generation's accounts). While a core is on its
+way, syncs change the desired set and succeed; the confirmed one follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.threads import deferToThreadPool
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from drivers.interface import Driver, Generation
+from node.control import Control, Settled
+from node.errors import Aborted, CoreFailed, NotInitialized, NotStarted, UsersRefused
+from node.logs import LogRing
+from node.reconcile import Pairs, Reconciler
+from node.users import Account, Accounts, Change, Refusal, Roster, diff
+from protos.service_pb2 import User
+
+# Above this many users a roster is built in the reactor's pool.
+BUILD_INLINE = 5000
+# Seconds that a core which refused something may take to show that it lives.
+LIVES = 1.0
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A backend that was asked for and accepted: what a core is run from, again and again if need be."""
+
+    driver: Driver
+    plan: Any
+    version: str
+    # The configuration by its meaning; equal ones need no other core.
+    fingerprint: tuple[str, str, frozenset[str]]
+
+
+@dataclass
+class Held:
+    """The backend that a Start replaces. It may come back, so it follows what is said of users meanwhile."""
+
+    accepted: Accepted | None
+    roster: Roster
+
+
+class Members:
+    """The users of the one backend. `node.runner` runs it."""
+
+    log = Logger()
+
+    def __init__(self, reactor: Any, ring: LogRing) -> None:
+        self._reactor = reactor
+        self._ring = ring
+        self._control = Control()
+        self._reconciler = Reconciler(self._wanted, self._confirmed, self._apply)
+        # What the core is being asked for now; nobody knows yet whether it is in force.
+        self._asked: Pairs = set()
+        self._held: Held | None = None
+        self.roster = no_users()
+        self.accepted: Accepted | None = None
+        # Newest first.
+        self.generations: list[Generation] = []
+        self.state = "stopped"
+        self.reason = ""
+        # Stopped outwards, while the core waits for a Start that wants it.
+        self.in_grace = False
+
+    def require(self) -> None:
+        """Raises what a call that needs a running core fails with."""
+        if self.state in ("starting", "restarting"):
+            raise NotStarted(self.reason or self.state)
+        if self.state == "failed":
+            raise CoreFailed(f"the core is down: {self.reason}")
+        if self.state != "running":
+            raise NotInitialized
+
+    def _say(self, state: str, reason: str) -> None:
+        """Enter a state: `info` tells it, and so do the logs."""
+        self.state, self.reason = state, reason
+        self._ring.event(f"backend {state}" + (f": {reason}" if reason else ""))
+        self.log.info("backend {state} {reason}", state=state, reason=reason)
+
+    async def put(self, user: User) -> tuple[Pairs, list[Refusal]]:
+        """Take one user into the desired set, behind what came before. `settle` brings him into force."""
+        await self._control.settled()
+        return self._desire(lambda roster: roster.put(user))
+
+    async def settle(self, touched: Pairs) -> list[Refusal]:
+        """Wait until what was touched is in force; what the core refused of it. A core on its way takes it along."""
+        if not touched or self.state != "running":
+            return []
+        return await self._reconciler.settle(touched)
+
+    async def replace(self, users: Sequence[User]) -> None:
+        """The users are these and no others. Raises `UsersRefused` after all others were applied."""
+        await self._control.run(lambda settled: self._replace(users, settled))
+
+    async def update(self, users: Sequence[User]) -> None:
+        """Add, change or remove these users, as one. Raises `UsersRefused` after all others were applied."""
+        await self._control.settled()
+        touched, refused = self._desire(lambda roster: roster.put_all(users))
+        raise_refused(refused + await self.settle(touched))
+
+    async def _replace(self, users: Sequence[User], settled: Settled) -> None:
+        while True:
+            self._require_desired()
+            accepted, held = self.accepted, self._held
+            roster, refused = await self._build(accepted, users, self.roster)
+            spare, _ = await self._build(held.accepted, users, held.roster) if held else (no_users(), [])
+            if accepted is self.accepted and held is self._held:
+                break  # else a Start ended meanwhile, and what was built may not fit what runs
+        if held:
+            held.roster = spare
+        self._install(roster, settled)
+        touched = self._differing()
+        self._require_started(touched)
+        raise_refused(refused + await self.settle(touched))
+
+    def _desire(self, change: Callable[[Roster], tuple[Pairs, list[Refusal]]]) -> tuple[Pairs, list[Refusal]]:
+        self._require_desired()
+        if self._held:
+            change(self._held.roster)
+        touched, refused = change(self.roster)
+        self._require_started(touched)
+        return touched, refused
+
+    def _require_desired(self) -> None:
+        """Users can be taken in while a core is on its way, too, and taken out while it waits for a Start."""
+        if self.state not in ("starting", "restarting") and not self.in_grace:
+            self.require()
+
+    def _require_started(self, touched: Pairs) -> None:
+        """Who is removed is out at once, from a core that is stopped only outwards as well. Then it is an error."""
+        if self.in_grace:
+            self._in_background(self._reconciler.settle(touched), "users were not removed")
+            raise NotInitialized
+
+    async def _settle_all(self) -> list[Refusal]:
+        return await self.settle(self._differing())
+
+    def _differing(self) -> Pairs:
+        return self._asked | {(tag, key) for tag, key, _ in diff(self._confirmed(), self.roster.target)}
+
+    def _install(self, roster: Roster, settled: Settled) -> None:
+        self.roster = roster
+        settled()
+
+    async def _build(
+        self, accepted: Accepted | None, users: Sequence[User], before: Roster | None = None
+    ) -> tuple[Roster, list[Refusal]]:
+        """The roster of these users. `before` is another of the same backend; nobody changes it meanwhile."""
+        if accepted is None:
+            return no_users(), []
+        plan = accepted.plan
+        if len(users) <= BUILD_INLINE:
+            return Roster.of(users, plan.tags, plan.account, before)
+        pool = self._reactor.getThreadPool()
+        return await deferToThreadPool(self._reactor, pool, Roster.of, users, plan.tags, plan.account, before)
+
+    def _wanted(self) -> Mapping[str, Accounts]:
+        """What the core shall have now. Nothing is asked of one that ends, with accounts of the next least of all."""
+        if self.in_grace:
+            return common(self._confirmed(), self.roster.target)
+        return self.roster.target if self.state == "running" else {}
+
+    def _confirmed(self) -> Mapping[str, Accounts]:
+        return self.generations[0].accounts if self.generations else {tag: {} for tag in self.roster.target}
+
+    async def _apply(self, changes: list[Change]) -> list[Refusal]:
+        """A core that went away meanwhile takes the changes along when it comes again."""
+        if not self.generations or self.accepted is None:
+            return []
+        asked = self.generations[0]
+        self._asked = {(change.tag, change.key) for change in changes}
+        try:
+            generation, refused = await self.accepted.driver.apply(asked, changes)
+        finally:
+            self._asked = set()
+        if generation is not asked:
+            self._adopt(generation)
+        return refused if refused and generation.alive and await generation.answers(LIVES) else []
+
+    def _adopt(self, generation: Generation) -> None:
+        """A new run of the core is the newest."""
+        raise NotImplementedError
+
+    def _in_background(self, work: Coroutine[Any, Any, Any] | Deferred[Any], text: str) -> None:
+        """Nobody waits for it: what goes wrong is logged, as `text`. That a Stop ended it is not wrong."""
+
+        def failed(failure: Failure) -> None:
+            if not failure.check(Aborted):
+                self.log.failure(text, failure)
+
+        ensureDeferred(work).addErrback(failed)
+
+
+def raise_refused(refused: list[Refusal]) -> None:
+    """Report users that could not be applied, if any."""
+    if refused:
+        raise UsersRefused([(email, reason) for email, reason in refused])
+
+
+def common(one: Mapping[str, Accounts], other: Mapping[str, Accounts]) -> dict[str, Accounts]:
+    """The accounts that are equal in both."""
+    return {
+        tag: {key: packed for key, packed in accounts.items() if other.get(tag, {}).get(key) == packed}
+        for tag, accounts in one.items()
+    }
+
+
+def no_users() -> Roster:
+    """The roster of no backend."""
+    return Roster((), _no_account)
+
+
+def _no_account(_: str, __: User) -> Account | None:
+    return None
