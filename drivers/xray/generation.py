@@ -128,12 +128,14 @@ class XrayGeneration:
         refused = await self._alter([self._removal(change) for change in leaving])
         # Who could not be removed is still there with the old account.
         gone = [change for change in leaving if not self._has(change)]
-        await self._end(self._connections.of(map(pair_of, gone)), gone)
+        ending = self._connections.of(map(pair_of, gone))
         adds = [change for change in live if not self._has(change)]
         with self._letting_in(adds):
             refused += await self._alter(
                 [Operation(tag, email_of(packed), packed) for tag, _, packed in adds if packed is not None]
             )
+        # Looking through the core's sockets takes some milliseconds, for which nobody who is added has to wait.
+        await self._end(ending, gone)
         for tag in sorted(swapped):
             refused += await self._swap(tag, [change for change in changes if change.tag == tag])
         return refused
