@@ -50,7 +50,7 @@ class Seen:
 def endpoint(address: str, port: int) -> Endpoint:
     """Raises `OSError` for what is not an IP address, `OverflowError` for what is not a port."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return _plain(socket.inet_pton(family, address)) + port.to_bytes(2)
+    return plain(socket.inet_pton(family, address)) + port.to_bytes(2)
 
 
 def cut(pid: int, wanted: Mapping[Endpoint, Ports]) -> Seen:
@@ -126,11 +126,12 @@ def _peer(descriptor: int) -> Endpoint | None:
     if family == socket.AF_INET:
         return raw[4:8] + raw[2:4]
     if family == socket.AF_INET6:
-        return _plain(raw[8:24]) + raw[2:4]
+        return plain(raw[8:24]) + raw[2:4]
     return None
 
 
-def _plain(address: bytes) -> bytes:
+def plain(address: bytes) -> bytes:
+    """An address without the form that IPv4 has among IPv6's."""
     return address.removeprefix(_MAPPED) if len(address) == 16 else address
 
 

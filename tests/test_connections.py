@@ -92,7 +92,7 @@ class ConnectionsTests(TestCase):
     async def test_line_of_the_old_credential(self) -> None:
         """After a change of credential a line tells of who came before it, and he is out, or of who came after it."""
         before = self.connect()
-        await self.connections.end({}, changed=[("home", "anna")])
+        await self.connections.suspect([("home", "anna")])
         after = self.connect()
         self.line(before, "anna")
         self.line(after, "anna")

@@ -16,6 +16,7 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 
 from drivers import sockets
+from drivers.diag import connected
 from drivers.sockets import Endpoint, Ports, Seen, Unreachable
 from drivers.xray.access import Accepted, Endpoints, parse
 from drivers.xray.doors import Door
@@ -31,6 +32,8 @@ CAP = 200_000
 PRUNE = 60.0
 # … and the least there are when half the cap is reached.
 PRUNE_FULL = 10.0
+# Connections above which they are looked at in the reactor's pool.
+INLINE = 500
 # Seconds that late lines are gathered: one look at 10,000 sockets takes some 0.1 s of a processor.
 GATHER = 0.1
 # Seconds after a change of his credential in which a line may tell of a connection that a user had before: the core
@@ -58,6 +61,8 @@ class Connections:
         self._pruned = 0.0
         self._pruning = False
         self._complained = False
+        # Connections to the inbounds when they were looked at last.
+        self._crowd = 0
         self._tag_of = lru_cache(maxsize=1024)(self._find_tag)
 
     def begin(self, pid: int | None, is_in: Callable[[Pair], bool]) -> None:
@@ -85,20 +90,37 @@ class Connections:
                     found[where] = (*found.get(where, ()), *self._doors[tag].ports)
         return found
 
-    async def end(self, wanted: Mapping[Endpoint, Ports], changed: Iterable[Pair] = ()) -> None:
-        """End these connections, of users who are out or, `changed`, whose credential is not the one they came with."""
-        changed = list(changed)
-        if not wanted and not changed:
+    async def suspect(self, changed: Iterable[Pair]) -> None:
+        """These get a new credential next: who of them is connected by now came with the old one."""
+        pairs = [pair for pair in changed if pair[0] in self._doors]
+        if not pairs or self._pid is None:
             return
-        seen = await self._look(wanted)
-        if seen is None:
+        ports = [some for tag in {tag for tag, _ in pairs} for some in self._doors[tag].ports]
+        try:
+            peers = await self._connected(ports)
+        except OSError as fault:
+            self._complain(f"connections by an old credential may live on: the kernel does not list them: {fault}")
             return
-        for where in seen.ended:
-            self._forget(where)
         now = self._reactor.seconds()
         self._suspects = {pair: found for pair, found in self._suspects.items() if now < found[0]}
-        self._suspects |= dict.fromkeys(changed, (now + LATE, seen.peers))
+        self._suspects |= dict.fromkeys(pairs, (now + LATE, peers))
         self._call("prune", PRUNE, self._prune)
+
+    async def _connected(self, ports: Ports) -> set[Endpoint]:
+        """Who is connected now; asked in the pool where there were many the last time."""
+        if self._crowd > INLINE:
+            pool = self._reactor.getThreadPool()
+            peers = await deferToThreadPool(self._reactor, pool, connected, ports)
+        else:
+            peers = connected(ports)
+        self._crowd = len(peers)
+        return peers
+
+    async def end(self, wanted: Mapping[Endpoint, Ports]) -> None:
+        """End these connections, of users who are out or have another credential than they came with."""
+        seen = await self._look(wanted) if wanted else None
+        for where in seen.ended if seen else ():
+            self._forget(where)
 
     def stop(self) -> None:
         """The core ends, or ended."""
@@ -146,10 +168,14 @@ class Connections:
         try:
             return await deferToThreadPool(self._reactor, pool, sockets.cut, self._pid, wanted)
         except Unreachable as fault:
-            if not self._complained:
-                self.log.error("{fault}", fault=str(fault))
-            self._complained = True
+            self._complain(str(fault))
             return None
+
+    def _complain(self, text: str) -> None:
+        """Once: it would be the same each time."""
+        if not self._complained:
+            self.log.error("{text}", text=text)
+        self._complained = True
 
     def _forget(self, where: Endpoint) -> None:
         for endpoints in self._endpoints.values():

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from drivers import sockets
 from drivers.interface import Exit, Host
 from drivers.process import CoreProcess
 from drivers.xray.api import MAX_REQUEST, Api, ApiFailed, Operation
@@ -128,14 +127,15 @@ class XrayGeneration:
         refused = await self._alter([self._removal(change) for change in leaving])
         # Who could not be removed is still there with the old account.
         gone = [change for change in leaving if not self._has(change)]
-        ending = self._connections.of(map(pair_of, gone))
+        wanted = self._connections.of(map(pair_of, gone))
+        await self._connections.suspect(pair_of(change) for change in gone if change.packed is not None)
         adds = [change for change in live if not self._has(change)]
         with self._letting_in(adds):
             refused += await self._alter(
                 [Operation(tag, email_of(packed), packed) for tag, _, packed in adds if packed is not None]
             )
         # Looking through the core's sockets takes some milliseconds, for which nobody who is added has to wait.
-        await self._end(ending, gone)
+        await self._connections.end(wanted)
         for tag in sorted(swapped):
             refused += await self._swap(tag, [change for change in changes if change.tag == tag])
         return refused
@@ -162,9 +162,6 @@ class XrayGeneration:
             yield
         finally:
             self._entering = set()
-
-    async def _end(self, wanted: Mapping[sockets.Endpoint, sockets.Ports], gone: Iterable[Change]) -> None:
-        await self._connections.end(wanted, [pair_of(change) for change in gone if change.packed is not None])
 
     def _has(self, change: Change) -> bool:
         return change.key in self.accounts[change.tag]
@@ -202,6 +199,7 @@ class XrayGeneration:
         gone = [change for change in changes if self._has(change)]
         # Before, since afterwards connections by a new credential could be among them.
         wanted = self._connections.of(map(pair_of, gone))
+        await self._connections.suspect(pair_of(change) for change in gone if change.packed is not None)
         try:
             with self._letting_in(changes):
                 await self._host.aio.run(self._api.replace_inbound(handler))
@@ -210,7 +208,7 @@ class XrayGeneration:
             return self._refuse(changes, f"{tag}: {fault}")
         self.accounts[tag] = after
         wanted |= self._connections.of(pair_of(change) for change in gone if change.packed is None)
-        await self._end(wanted, gone)
+        await self._connections.end(wanted)
         return []
 
     async def _put_back(self, tag: str, accounts: Accounts) -> None:
