@@ -90,10 +90,14 @@ def test_logs_go_to_the_console(text: str) -> None:
 
 
 def test_logs_that_are_off_stay_off() -> None:
-    """A controller that wants no access lines gets none."""
-    (app,) = apps(of(log={"access": "none", "error": "none"}).base, config.LOG)
+    """A controller that wants no access lines is shown none; the node needs them, so the core writes them."""
+    made = of(log={"access": "none", "error": "none"})
+    (app,) = apps(made.base, config.LOG)
     log = xray_pb2.LogConfig.FromString(app.value)
-    assert (log.error_log_type, log.access_log_type) == (0, 0)
+    assert (log.error_log_type, log.access_log_type) == (0, 1)
+    line = "2026/11/21 02:17:57.788507 from 127.0.1.2:53843 accepted tcp:127.0.0.1:19313 [vless >> direct] email: ann"
+    assert made.shown.line(line) is None
+    assert of(log={"error": "none"}).shown.line(line) == line
 
 
 TLS = {"masterKeyLog": FILE, "serverName": "kept.example"}
