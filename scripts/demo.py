@@ -76,8 +76,8 @@ def show(pid: int, when: str) -> None:
         return  # scripts/run tells why
     say("node", f"serves, and writes its log to {_path(settings.state_dir / 'node.log')}")
     marker = settings.state_dir / "demo-shown"
-    if when == "always" or (when == "first" and not marker.exists()):
-        demonstrate(settings)
+    wanted = when == "always" or (when == "first" and not marker.exists())
+    if wanted and demonstrate(settings):
         marker.touch()
     tell(settings)
 
@@ -98,12 +98,15 @@ def _stage(pid: int, ports: set[int]) -> str:
     return "ended" if ended else "serves" if ports <= listening else ""
 
 
-def demonstrate(settings: Settings) -> None:
-    """One user's 8 MiB through a backend of ours, and what the node knows of it. Nothing of it stays in the node."""
+def demonstrate(settings: Settings) -> bool:
+    """One user's 8 MiB through a backend of ours, and what the node knows of it. Nothing of it stays in the node.
+
+    False if this node cannot be shown, which is said, too.
+    """
     print(f"\nShowing it: one user sends {SIZE >> 20} MiB through VLESS", flush=True)
     if settings.rest_port is None or settings.grpc_port is None:
         say("left out", "it takes both interfaces, and one of them is off")
-        return
+        return False
     ports = settings.rest_port, settings.grpc_port
     node = Node(_host(settings), *ports, settings.api_key, settings.cert_file.read_text())
     os.environ["no_proxy"] = node.host.strip("[]")  # gRPC asks a proxy even for what is on this machine
@@ -112,13 +115,14 @@ def demonstrate(settings: Settings) -> None:
         state = rpc.GetBaseInfo(Empty()).state
         if state != "stopped":
             say("left out", f"the node has a backend already ({state}), which a second one would end")
-            return
+            return False
         with _backend(rpc, backend([VLESS.inbound(port, "demo")], [user(person, {"demo": VLESS})], KEEP_ALIVE), port):
             with EchoServer() as destination, _client(settings, port, person) as socks:
                 _send(rpc, socks, destination, person)
             _tell_counted(rpc, person)
             _tell_log(node)
     say("stopped", "the backend of the demonstration is gone")
+    return True
 
 
 @contextmanager
