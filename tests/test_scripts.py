@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -27,7 +28,7 @@ _SCRIPT = Path(__file__).parents[1] / "scripts" / "run"
 _SIZE = 8 * 1024 * 1024
 
 # For machines without curl: what the printed line needs of it.
-_CURL = f"""#!{sys.executable}
+_CURL = """
 import argparse, ssl, sys, urllib.request
 parser = argparse.ArgumentParser()
 parser.add_argument("-sS", action="store_true")
@@ -80,7 +81,7 @@ def environment(tmp_path: Path) -> Mapping[str, str]:
     programs = tmp_path / "bin"
     _program(programs / "xray", "#!/bin/sh\necho something else\n")
     if shutil.which("curl") is None:
-        _program(programs / "curl", _CURL)
+        _program(programs / "curl", f'#!/bin/sh\nexec {shlex.join([sys.executable, "-c", _CURL])} "$@"\n')
     authorities = tmp_path / "authorities.pem"
     authorities.touch()
     outside = {name: value for name, value in os.environ.items() if name not in {s.name for s in SETTINGS}}
