@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,25 +19,12 @@ import pytest
 
 from node.settings import SETTINGS
 from tests.harness.core import find_xray
+from tests.harness.curl import programs_with_curl
 from tests.harness.ports import free_port
 from tests.harness.process import Child
 
 _SCRIPT = Path(__file__).parents[1] / "scripts" / "run"
 _SIZE = 8 * 1024 * 1024
-
-# For machines without curl: what the printed line needs of it.
-_CURL = """
-import argparse, ssl, sys, urllib.request
-parser = argparse.ArgumentParser()
-parser.add_argument("-sS", action="store_true")
-parser.add_argument("--cacert")
-parser.add_argument("-H", type=lambda header: header.split(": "))
-parser.add_argument("url")
-given = parser.parse_args()
-request = urllib.request.Request(given.url, headers=dict([given.H]))
-context = ssl.create_default_context(cafile=given.cacert)
-sys.stdout.buffer.write(urllib.request.urlopen(request, context=context).read())
-"""
 
 # Tests that run in the background of a shell ignore SIGINT, their children inherit that, and bash cannot undo it.
 _WITH_CTRL_C = """
@@ -80,8 +65,7 @@ def environment(tmp_path: Path) -> Mapping[str, str]:
     """CI's, with OpenSSL's own meaning of SSL_CERT_FILE, and with a program on PATH that is called xray and is none."""
     programs = tmp_path / "bin"
     _program(programs / "xray", "#!/bin/sh\necho something else\n")
-    if shutil.which("curl") is None:
-        _program(programs / "curl", f'#!/bin/sh\nexec {shlex.join([sys.executable, "-c", _CURL])} "$@"\n')
+    programs_with_curl(programs)
     authorities = tmp_path / "authorities.pem"
     authorities.touch()
     outside = {name: value for name, value in os.environ.items() if name not in {s.name for s in SETTINGS}}
