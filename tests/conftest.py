@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from protos import service_pb2
 from tests.harness import certs, transfer
@@ -24,6 +25,10 @@ from tests.harness.inbounds import SERVER_NAME, Kind, kinds
 from tests.harness.node import NodeProcess
 from tests.harness.ports import free_port
 from tests.harness.users import TestUser
+
+# Machines differ, and are busy: a property holds or not, however long it takes.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 # Xray never lists 127.0.0.1 as online.
 SOURCE = "127.0.0.2"

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 from google.protobuf.message import Message
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivers.xray.accounts import (
@@ -183,6 +183,7 @@ def _vless_inbound(text: str) -> dict[str, object]:
     return {"tag": "in", "port": 1000, "protocol": "vless", "settings": {"decryption": "none", "clients": clients}}
 
 
+@settings(deadline=None)
 @given(st.text(min_size=1, max_size=60))
 def test_any_id_is_a_uuid_or_unusable(text: str) -> None:
     """Whatever an id says, it is read or refused by name; the reading is stable."""
@@ -272,6 +273,7 @@ def test_unknown_methods(method: str) -> None:
         build(Inbound("in", "shadowsocks"), shadowsocks("x", method))
 
 
+@settings(deadline=None)
 @given(st.text(min_size=1, max_size=50), st.sampled_from([16, 32]))
 def test_keys_of_the_right_size(password: str, size: int) -> None:
     """Any password gives a key of the method's size, and base64 of such a key gives that key."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import Message
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import Clock
@@ -153,6 +153,7 @@ class CallTests(SynchronousTestCase):
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+@settings(deadline=None)
 @given(body=st.one_of(st.binary(max_size=60), st.sampled_from(BROKEN)))
 def test_any_body_is_a_message_or_refused(method: Method, body: bytes) -> None:
     """Whatever the bytes are: they are the request's message, or the request is wrong; it is told which message."""

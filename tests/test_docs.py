@@ -18,12 +18,13 @@ from node.certificate import ensure, ensure_api_key
 from node.errors import KINDS
 from node.methods import METHODS
 from node.settings import SETTINGS
+from tests.harness.curl import programs_with_curl
 from tests.harness.node import NodeProcess
 from tests.harness.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
-ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = {"PYTHONPATH": str(ROOT)}
 
 
 def text(page: str) -> str:
@@ -37,10 +38,16 @@ def example(language: str, word: str) -> str:
     return str(block)
 
 
-def run(command: Sequence[str], directory: Path) -> str:
+def run(command: Sequence[str], directory: Path, programs: Path | None = None) -> str:
     """What a command prints. Raises `AssertionError` with what it said if it fails."""
     done = subprocess.run(
-        command, cwd=directory, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False
+        command,
+        cwd=directory,
+        env={**ENVIRONMENT, "PATH": f"{programs}:{os.environ['PATH']}" if programs else os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, f"{command[0]} ended with {done.returncode}: {done.stdout}{done.stderr}"
     return done.stdout
@@ -75,7 +82,8 @@ def clone(tmp_path: Path) -> Iterator[Clone]:
 
 def test_the_curl_example_prints_what_the_node_is(clone: Clone) -> None:
     """The block that asks with curl runs as it stands, and prints the state and the node's version."""
-    printed = run(["bash", "-euo", "pipefail", "-c", clone.here(example("sh", "curl"))], clone.directory)
+    programs = programs_with_curl(clone.directory / "bin")
+    printed = run(["bash", "-euo", "pipefail", "-c", clone.here(example("sh", "curl"))], clone.directory, programs)
     assert 'state: "stopped"' in printed
     assert f'version: "{__version__}"' in printed
 

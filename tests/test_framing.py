@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from google.protobuf.internal.encoder import _VarintBytes  # type: ignore[attr-defined]
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.errors import InvalidRequest
@@ -15,6 +15,7 @@ def framed(messages: list[bytes]) -> bytes:
     return b"".join(_VarintBytes(len(message)) + message for message in messages)
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=300), max_size=10))
 def test_messages_come_back(messages: list[bytes]) -> None:
     """Messages behind their lengths are read as they were written, empty ones too."""
@@ -27,6 +28,7 @@ def test_a_large_message_comes_back() -> None:
     assert list(delimited(framed(messages))) == messages
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(min_size=1, max_size=200), min_size=1, max_size=5), st.data())
 def test_a_body_that_is_cut_off_is_refused(messages: list[bytes], data: st.DataObject) -> None:
     """A body that ends inside a message or a length is refused after the whole messages before it."""
@@ -41,6 +43,7 @@ def test_a_body_that_is_cut_off_is_refused(messages: list[bytes], data: st.DataO
     assert len(framed(read)) <= cut
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_messages_or_refused(body: bytes) -> None:
     """Whatever a body holds, it is cut without gaps or refused as a wrong request; nothing else happens."""
@@ -59,6 +62,7 @@ def test_impossible_lengths(length: bytes) -> None:
         list(delimited(length + b"abc" * (length != b"\x80")))
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=50))
 def test_a_single_message_is_the_body(body: bytes) -> None:
     """A body that is not cut is one message, an empty one too."""

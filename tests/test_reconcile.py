@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
@@ -138,6 +138,7 @@ class ReconcilerTests(SynchronousTestCase):
 wishes = st.tuples(st.sampled_from(TAGS), st.sampled_from("xyz"), st.none() | st.binary(min_size=1, max_size=1))
 
 
+@settings(deadline=None)
 @given(st.lists(st.none() | wishes, max_size=30))
 def test_in_the_end_the_target_is_in_force(steps: Sequence[tuple[str, str, bytes | None] | None]) -> None:
     """However changes and confirmations interleave, all who wait are told and the core has the target."""

@@ -123,7 +123,7 @@ def test_ports_are_numbers_in_range(home: Path, text: str) -> None:
 
 
 @given(st.sampled_from([setting.name for setting in SETTINGS if setting.name != "API_KEY"]), st.text(max_size=20))
-@hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_text_is_a_setting_or_a_fault(home: Path, name: str, text: str) -> None:
     """Whatever a setting says, the node has valid settings or a list of faults."""
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from node.users import Account, Accounts, Change, Refusal, Roster, Unusable, apply, diff, key_of, one_spelling
@@ -40,6 +40,7 @@ account_sets = st.dictionaries(st.sampled_from("vwxyz"), st.binary(max_size=2))
 targets = st.fixed_dictionaries(dict.fromkeys(TAGS, account_sets))
 
 
+@settings(deadline=None)
 @given(targets, targets)
 def test_a_diff_leads_to_its_target(before: dict[str, Accounts], after: dict[str, Accounts]) -> None:
     """Applied to what there was, a diff gives what there shall be, and the old accounts stay as they are."""
@@ -48,6 +49,7 @@ def test_a_diff_leads_to_its_target(before: dict[str, Accounts], after: dict[str
     assert before == kept
 
 
+@settings(deadline=None)
 @given(targets, targets)
 def test_a_diff_touches_nobody_else(before: dict[str, Accounts], after: dict[str, Accounts]) -> None:
     """Exactly the users whose account differs are in a diff, each once."""
@@ -77,6 +79,7 @@ def play(roster: Roster, steps: Iterable[User | str]) -> None:
         assert {(tag, key) for tag, key, _ in diff(before, roster.target)} <= touched
 
 
+@settings(deadline=None)
 @given(st.lists(users, max_size=12), st.lists(st.one_of(users, emails), max_size=12))
 def test_live_and_resumed_rosters_agree(first: list[User], steps: list[User | str]) -> None:
     """After any changes the accounts are those that the stored users, in stored order, would give at a start."""
@@ -87,6 +90,7 @@ def test_live_and_resumed_rosters_agree(first: list[User], steps: list[User | st
     assert list(resumed.users.items()) == list(roster.users.items())
 
 
+@settings(deadline=None)
 @given(st.lists(users, max_size=12), st.lists(st.one_of(users, emails), max_size=12))
 def test_the_first_in_stored_order_has_the_credential(first: list[User], steps: list[User | str]) -> None:
     """In every inbound each credential is one user's: of those who claim it, the first in stored order."""
@@ -103,6 +107,7 @@ def test_the_first_in_stored_order_has_the_credential(first: list[User], steps: 
         assert roster.target[tag] == expected
 
 
+@settings(deadline=None)
 @given(st.lists(users, max_size=12), st.lists(users, max_size=12))
 def test_who_is_not_in_force_was_refused(first: list[User], then: list[User]) -> None:
     """A user with a credential for a known inbound is in force there, or refused by name each time he is supplied."""
@@ -115,6 +120,7 @@ def test_who_is_not_in_force_was_refused(first: list[User], then: list[User]) ->
         assert {refusal.email for refusal in refused} <= {user.email}
 
 
+@settings(deadline=None)
 @given(st.lists(users, max_size=12), st.lists(users, max_size=12))
 def test_what_is_taken_over_is_what_would_be_built(before: list[User], everybody: list[User]) -> None:
     """A set built with the help of the one before equals the set built from nothing."""
@@ -126,6 +132,7 @@ def test_what_is_taken_over_is_what_would_be_built(before: list[User], everybody
     assert (helped.users, helped.target) == (alone.users, alone.target)
 
 
+@settings(deadline=None)
 @given(st.lists(users, max_size=12))
 def test_the_same_user_again_changes_nothing(everybody: list[User]) -> None:
     """Users who are supplied again as they are stored touch nothing and keep their order."""
@@ -240,6 +247,7 @@ def test_keys_as_go_lowers_them(email: str, key: str) -> None:
     assert key_of(email) == key
 
 
+@settings(deadline=None)
 @given(st.text())
 @example("İ")
 def test_keys_are_stable(email: str) -> None:

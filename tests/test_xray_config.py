@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivers.xray import config, streams
@@ -534,6 +534,7 @@ def test_hints_are_each_inbounds_own() -> None:
 # Users in, and the whole accepted by the core
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=300), max_size=5), st.sampled_from(["vless", "shadowsocks_2022"]))
 def test_users_are_appended(accounts: list[bytes], protocol: str) -> None:
     """Users appended to an inbound's settings are read as its users, whatever their length."""

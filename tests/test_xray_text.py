@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivers.xray.text import Hints, hints, parse
@@ -25,6 +25,7 @@ values = st.recursive(
 comments = st.sampled_from(["", " ", "// x\n", '/* " */', "# y\n", "/* // */", '//"\n', "/**/", "# /* \n"])
 
 
+@settings(deadline=None)
 @given(values, comments, comments)
 def test_comments_are_left_out(value: Any, before: str, after: str) -> None:
     """A value with comments around it is the value; what looks like a comment inside a string stays."""
@@ -32,6 +33,7 @@ def test_comments_are_left_out(value: Any, before: str, after: str) -> None:
     assert parse(before + json.dumps(value, ensure_ascii=False) + after) == value
 
 
+@settings(deadline=None)
 @given(st.lists(values, max_size=4), comments)
 def test_comments_between(parts: list[Any], comment: str) -> None:
     """Comments may stand between the parts of a value."""
@@ -64,6 +66,7 @@ def test_what_cannot_be_read_says_nothing(text: str) -> None:
     assert hints(text, 2) == [Hints(), Hints()]
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40) | values.map(json.dumps), st.integers(0, 3))
 def test_any_text_has_as_many_hints_as_inbounds(text: str, inbounds: int) -> None:
     """Whatever the text: there is one hint for each inbound of the core's."""

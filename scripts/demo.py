@@ -1,0 +1,242 @@
+"""Shows a node at work and tells how to talk to it, for scripts/run: `python -m scripts.demo PID WHEN`.
+
+It is a controller like any other: it has the node's address, certificate and key, and needs no more. WHEN is "first"
+(unless it was shown before), "always" or "never".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import psutil
+
+from drivers import install
+from drivers.cores import XRAY
+from drivers.process import leashed
+from node.settings import BadSettings, Settings, load
+from protos.service_pb2 import Backend, Empty, StatRequest, UserStat
+from tests.harness import protocols, transfer, transports
+from tests.harness.backend import backend, user
+from tests.harness.core import ENVIRONMENT, client_config
+from tests.harness.echo import EchoServer
+from tests.harness.inbounds import Kind
+from tests.harness.ports import free_port
+from tests.harness.process import Child
+from tests.harness.rest import Rest, RestError
+from tests.harness.rpc import Rpc
+from tests.harness.users import TestUser
+from tests.harness.wait import accepts, until
+
+SIZE = 8 * 1024 * 1024
+# Where the user comes from: Xray never lists 127.0.0.1 as online.
+SOURCE = "127.0.0.2"
+LOG_LINES = 4
+# Seconds without a log line after which the node has told its last ones.
+QUIET = 0.5
+# Seconds after which the node takes the backend away by itself, should the demonstration be killed.
+KEEP_ALIVE = 60
+VLESS = Kind("vless", protocols.vless(), transports.raw())
+
+
+class Failed(Exception):
+    """It cannot go on; the text is for the operator."""
+
+
+@dataclass
+class Node:
+    """What a controller is given to reach the node."""
+
+    host: str
+    rest_port: int
+    grpc_port: int
+    key: str
+    pem: str
+
+
+def say(label: str, text: str) -> None:
+    print(f"  {label:<13}{text}", flush=True)
+
+
+def show(pid: int, when: str) -> None:
+    """Wait until the node serves, show it if it is time for that, tell how to talk to it."""
+    settings = load({}, Path.cwd())
+    ports = {port for port in (settings.rest_port, settings.grpc_port) if port is not None}
+    if not serves(pid, ports):
+        return  # scripts/run tells why
+    say("node", f"serves, and writes its log to {_path(settings.state_dir / 'node.log')}")
+    marker = settings.state_dir / "demo-shown"
+    wanted = when == "always" or (when == "first" and not marker.exists())
+    if wanted and demonstrate(settings):
+        marker.touch()
+    tell(settings)
+
+
+def serves(pid: int, ports: set[int]) -> bool:
+    """Wait until the process listens on the ports. False if it ends instead; another's listener does not count."""
+    return until(lambda: _stage(pid, ports), 30, f"the node listens on {sorted(ports)}") == "serves"
+
+
+def _stage(pid: int, ports: set[int]) -> str:
+    try:
+        process = psutil.Process(pid)
+        connections = process.net_connections("tcp")
+        ended = process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return "ended"
+    listening = {connection.laddr.port for connection in connections if connection.status == psutil.CONN_LISTEN}
+    return "ended" if ended else "serves" if ports <= listening else ""
+
+
+def demonstrate(settings: Settings) -> bool:
+    """One user's 8 MiB through a backend of ours, and what the node knows of it. Nothing of it stays in the node.
+
+    False if this node cannot be shown, which is said, too.
+    """
+    print(f"\nShowing it: one user sends {SIZE >> 20} MiB through VLESS", flush=True)
+    if settings.rest_port is None or settings.grpc_port is None:
+        say("left out", "it takes both interfaces, and one of them is off")
+        return False
+    ports = settings.rest_port, settings.grpc_port
+    node = Node(_host(settings), *ports, settings.api_key, settings.cert_file.read_text())
+    os.environ["no_proxy"] = node.host.strip("[]")  # gRPC asks a proxy even for what is on this machine
+    person, port = TestUser.new("demo"), free_port()
+    with Rpc(node) as rpc:
+        state = rpc.GetBaseInfo(Empty()).state
+        if state != "stopped":
+            say("left out", f"the node has a backend already ({state}), which a second one would end")
+            return False
+        with _backend(rpc, backend([VLESS.inbound(port, "demo")], [user(person, {"demo": VLESS})], KEEP_ALIVE), port):
+            with EchoServer() as destination, _client(settings, port, person) as socks:
+                _send(rpc, socks, destination, person)
+            _tell_counted(rpc, person)
+            _tell_log(node)
+    say("stopped", "the backend of the demonstration is gone")
+    return True
+
+
+@contextmanager
+def _backend(rpc: Rpc, request: Backend, port: int) -> Iterator[None]:
+    began = time.monotonic()
+    try:
+        info = rpc.Start(request)
+        core = f"{info.core_type} {info.core_version}"
+        say("backend", f"{core} on 127.0.0.1:{port}, started over gRPC in {_since(began)}")
+        yield
+    finally:
+        rpc.Stop(Empty())
+
+
+@contextmanager
+def _client(settings: Settings, port: int, person: TestUser) -> Iterator[int]:
+    """The SOCKS port of a second Xray, which is the user's client."""
+    xray = install.find(XRAY, settings.drivers.get("XRAY_EXECUTABLE_PATH"))
+    if xray is None:
+        raise Failed("there is no Xray for the client: run `python -m drivers.install xray`")
+    socks = free_port()
+    config = client_config({socks: VLESS.outbound(port, person, source=SOURCE)})
+    command = leashed([str(xray), "run", "-c", "stdin:"])
+    with Child(command, ENVIRONMENT, stdin=json.dumps(config).encode()) as client:
+        client.ready(lambda: accepts(socks), 10, "the client's Xray listens")
+        yield socks
+
+
+def _send(rpc: Rpc, socks: int, destination: EchoServer, person: TestUser) -> None:
+    """All of it, in two halves: a user is online while he is connected, so the node is asked between them."""
+    with transfer.connect(socks, destination) as link:
+        began = time.monotonic()
+        transfer.upload(link, SIZE // 2)
+        addresses = rpc.GetUserOnlineIpListStats(StatRequest(name=person.email)).ips
+        transfer.upload(link, SIZE - SIZE // 2)
+    say("sent", f"{SIZE:,} bytes, all of which arrived, in {_since(began)}")
+    say("online", f"{person.email} from {', '.join(addresses) or 'nowhere'}, meanwhile")
+
+
+def _tell_counted(rpc: Rpc, person: TestUser) -> None:
+    """The request takes the counters away, so that the demonstration's are in nobody's accounts."""
+    stats = rpc.GetStats(StatRequest(name=person.email, type=UserStat, reset=True)).stats
+    counted = {stat.type: stat.value for stat in stats}
+    say("counted", f"{person.email}: {counted['uplink']:,} bytes up, {counted['downlink']:,} bytes down")
+    if counted["uplink"] < SIZE:
+        raise Failed("the node has counted less than was sent")
+
+
+def _tell_log(node: Node) -> None:
+    lines: deque[str] = deque(maxlen=LOG_LINES)
+    with closing(Rest(node).logs(timeout=QUIET)) as stream, suppress(TimeoutError):
+        lines.extend(stream)
+    for label, line in zip(["log"] + [""] * LOG_LINES, lines, strict=False):
+        say(label, line)
+
+
+def tell(settings: Settings) -> None:
+    """How to talk to the node, in four lines."""
+    host, rest, rpc = _host(settings), settings.rest_port, settings.grpc_port
+    addresses = [f"REST https://{host}:{rest}"] * (rest is not None) + [f"gRPC {host}:{rpc}"] * (rpc is not None)
+    key = next(_key_files(settings), None)
+    secret = f"$(cat {shlex.quote(str(key))})" if key else "$API_KEY"
+    # The reply is a Protocol Buffers message; its words are readable without what is between them.
+    curl = (
+        f'curl -sS --cacert {shlex.quote(str(settings.cert_file))} -H "Authorization: Bearer {secret}" '
+        f"https://{host}:{rest}/info | tr -cs '[:alnum:] ._-' '\\n'"
+    )
+    print("\nThe node is yours", flush=True)
+    say("addresses", ", ".join(addresses))
+    say("files", f"key {_path(key) if key else 'as set in API_KEY'}, certificate {_path(settings.cert_file)}")
+    say("try", curl if rest is not None else "REST is off: see docs/interface.md for gRPC")
+    say("stop", "Ctrl-C")
+
+
+def _key_files(settings: Settings) -> Iterator[Path]:
+    """The files that hold the key in use."""
+    for name in (os.environ.get("API_KEY_FILE"), settings.state_dir / "api_key"):
+        if name and Path(name).is_file() and Path(name).read_text().strip() == settings.api_key:
+            yield Path(name).absolute()
+
+
+def _host(settings: Settings) -> str:
+    """The node's name in an address."""
+    if settings.host in ("", "0.0.0.0", "::"):
+        return "localhost"
+    return f"[{settings.host}]" if ":" in settings.host else settings.host
+
+
+def _path(path: Path) -> str:
+    """The path, short where it is below the directory that we are in."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _since(began: float) -> str:
+    return f"{time.monotonic() - began:.2f} s"
+
+
+def _terminated(*_: object) -> None:
+    """TERM ends it as an error would: whatever it has begun is taken back."""
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The command. Ends the process with what went wrong."""
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        show(int(arguments[0]), arguments[1])
+    except BadSettings as bad:
+        raise SystemExit("\n".join(f"txnode cannot start: {fault}" for fault in bad.faults))
+    except grpc.RpcError as error:
+        raise SystemExit(f"The node could not be shown: {error.code().name}: {error.details()}")
+    except (AssertionError, Failed, OSError, RestError, install.InstallError) as error:
+        raise SystemExit(f"The node could not be shown: {error}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
