@@ -117,7 +117,6 @@ class CallTests(SynchronousTestCase):
 
     def test_a_stream_of_requests(self) -> None:
         """Messages arrive one by one, each a sign of life, and the reply comes at the end; no backend is asked for."""
-        self.backend.running = False
         feed = self.calls.open(BY_NAME["SyncUser"])
         for name in ("ann", "bob"):
             self.successResultOf(ensureDeferred(feed.feed(User(email=name).SerializeToString())))
