@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import cycle, pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, succeed
 from twisted.internet.task import Clock, deferLater
@@ -775,6 +775,7 @@ class Slow(MemoryDriver):
 
 
 class ManyAtOnce(SynchronousTestCase):
+    @settings(deadline=None)
     @given(st.lists(STEPS, max_size=50), st.lists(MOMENTS, min_size=4, max_size=20))
     def test_the_last_one_counts(self, steps: list[Step], times: list[float]) -> None:
         """Starts, stops, syncs and crashes at any time, however long each takes: the end is what was asked for last."""
