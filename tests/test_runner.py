@@ -12,6 +12,7 @@ from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, suc
 from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
+from node import members
 from node.errors import (
     Aborted,
     CoreFailed,
@@ -680,6 +681,22 @@ class Crashes(RunnerTests):
         self.assertEqual(self.accounts(), {"ann": b"one"})
 
 
+class SlowPool:
+    """A thread pool whose work is done when the test says so."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Callable[[], None]] = []
+
+    def callInThreadWithCallback(
+        self, done: Callable[[bool, object], None], call: Callable[..., object], *args: object
+    ) -> None:
+        self._waiting.append(lambda: done(True, call(*args)))
+
+    def work(self) -> None:
+        while self._waiting:
+            self._waiting.pop(0)()
+
+
 class Users(RunnerTests):
     def test_order_of_arrival(self) -> None:
         """What is said of users while a Start is read comes after it, a whole set before a single one as they came."""
@@ -692,6 +709,33 @@ class Users(RunnerTests):
         for deferred in (start, *done):
             self.successResultOf(deferred)
         self.assertEqual(set(self.accounts()), {"cy", "dan"})
+
+    def test_what_is_on_its_way_is_taken_back(self) -> None:
+        """Who is no more in the next set is out, though the core was still being told of him when that came."""
+        self.started("a")
+        self.driver.applying.shut = True
+        sets = [self.sync_users(ANN, BOB), self.sync_users(BOB)]
+        self.driver.applying.open()
+        for deferred in sets:
+            self.successResultOf(deferred)
+        self.assertEqual(self.accounts(), {"bob": b"two"})
+
+    def test_a_set_for_another_configuration(self) -> None:
+        """A large set is built beside the reactor; if a Start failed meanwhile it is built anew, for what is back."""
+        self.started("a", ANN)
+        self.driver.launching.shut = True
+        start = self.start("b", person("ann", "one", "b"))
+        self.patch(members, "BUILD_INLINE", 0)
+        pool = SlowPool()
+        self.clock.getThreadPool = lambda: pool  # type: ignore[attr-defined]
+        self.clock.callFromThread = lambda call, *args: call(*args)  # type: ignore[attr-defined]
+        sync = self.sync_users(BOB, person("cy", "three", "b"))
+        self.driver.faults = [CoreFailed("it fell")]
+        self.driver.launching.open()
+        self.failureResultOf(start, CoreFailed)
+        pool.work()
+        self.successResultOf(sync)
+        self.assertEqual(self.core.accounts, {"a": {"bob": b"two"}})
 
     def test_nothing_for_another_configuration(self) -> None:
         """Changes that wait for a busy core are not made to it any more once another Start was accepted."""
