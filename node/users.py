@@ -107,7 +107,8 @@ class Roster:
         except Unusable as fault:
             return set(), [Refusal(email, str(fault))]
         key = key_of(email)
-        tags = [tag for tag in dict.fromkeys(user.inbounds) if tag in self.target]
+        inbounds = user.inbounds
+        tags = [tag for tag in (inbounds if len(inbounds) == 1 else dict.fromkeys(inbounds)) if tag in self.target]
         if not tags:
             return self.remove(key), []
         packed = normal(user).SerializeToString()

@@ -27,6 +27,13 @@ def test_every_peer_of_a_port_and_nobody_else(listening: str, reached: str) -> N
         assert connected([range(port, port + 1)]) == expected
 
 
+def test_many_ports() -> None:
+    """The same for a range that is too wide to be asked for port by port."""
+    with serve("127.0.0.1") as server, socket.create_connection(("127.0.0.1", port_of(server))) as link:
+        port = port_of(server)
+        assert endpoint("127.0.0.1", link.getsockname()[1]) in connected([range(max(1, port - 100), port + 1)])
+
+
 def test_a_port_that_nobody_is_connected_to() -> None:
     """A port that only listens has no peers."""
     with serve("127.0.0.1") as server:

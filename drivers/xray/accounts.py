@@ -129,8 +129,26 @@ BUILDERS: dict[str, Callable[[Inbound, service_pb2.User], Account | None]] = {
 
 def pack(email: str, type_name: str, account: Message) -> bytes:
     """A serialised protocol.User: what a configuration and AlterInbound take alike."""
-    typed = xray_pb2.TypedMessage(type=type_name, value=account.SerializeToString())
-    return xray_pb2.User(email=email, account=typed).SerializeToString()
+    typed = _field(b"\x0a", type_name.encode()) + _field(b"\x12", account.SerializeToString())
+    return _field(b"\x12", email.encode()) + _field(b"\x1a", typed)
+
+
+def _field(tag: bytes, value: bytes) -> bytes:
+    """Bytes or a message as protobuf frames them, by hand: there may be 100,000 users, four of these each."""
+    size = len(value)
+    return tag + (_ONE_BYTE[size] if size < len(_ONE_BYTE) else varint(size)) + value
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+_ONE_BYTE = tuple(map(varint, range(128)))
 
 
 def parse_uuid(text: str) -> tuple[str, bytes]:
