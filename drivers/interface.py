@@ -1,7 +1,7 @@
 """What a core's driver is to the node, and what the node hands it.
 
 A new core brings: a package with a class that satisfies `Driver`, generations that satisfy `Generation`, and one line
-in `drivers.REGISTRY`. The node asks for counters, online users and logs of a *list* of generations, newest first, and
+in `drivers.registry`. The node asks for counters, online users and logs of a *list* of generations, newest first, and
 applies users as a difference. A driver that has no live call for that answers `apply` with a new generation.
 """
 

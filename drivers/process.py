@@ -51,9 +51,6 @@ class LineSplitter:
             self._keep(tail)
             return []
         lines = (self._tail + head).split(b"\n")
-        if self._cutting:
-            # The kept part is a line already full; what came up to its newline is dropped.
-            lines[0] = self._tail
         self._tail, self._cutting = b"", False
         self._keep(tail)
         return [line[:MAX_LINE].decode("utf-8", "replace").rstrip("\r") for line in lines]
@@ -208,12 +205,14 @@ async def run(
         late = reactor.callLater(seconds, process.signal, signal.SIGKILL)
         try:
             ended = await process.when_exited()
+            if not late.active():
+                raise CoreFailed(f"{Path(command[0]).name} did not answer within {seconds:g} s")
         except CancelledError:
             process.signal(signal.SIGKILL)
             raise
-        if not late.active():
-            raise CoreFailed(f"{Path(command[0]).name} did not answer within {seconds:g} s")
-        late.cancel()
+        finally:
+            if late.active():
+                late.cancel()
         return Done(ended.code, tuple(lines), os.pread(sink, os.fstat(sink).st_size, 0))
     finally:
         os.close(source)

@@ -67,7 +67,7 @@ class Ledger:
 
     def one(self, scope: Scope, name: str) -> list[tuple[Counter, int]] | None:
         """Both directions of one name; None if it was never counted."""
-        counters = [self._find(scope, name, direction) for direction in DIRECTIONS]
+        counters = [self._key(Counter(scope, name, direction)) for direction in DIRECTIONS]
         if not any(counter in self._pending for counter in counters):
             return None
         return [(counter, self._pending.get(counter, 0)) for counter in counters]
@@ -93,7 +93,3 @@ class Ledger:
             self._spelling.pop(key, None)
         else:
             self._spelling[key] = name
-
-    @staticmethod
-    def _find(scope: Scope, name: str, direction: str) -> Counter:
-        return Counter(scope, key_of(name) if scope is Scope.USER else name, direction)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-from twisted.internet.defer import Deferred, DeferredLock, ensureDeferred
+from twisted.internet.defer import Deferred, DeferredLock
 from twisted.python.failure import Failure
 
 from node.users import Accounts, Change, Refusal, key_of
@@ -38,7 +38,7 @@ class Reconciler:
         self._dirty |= touched
         self._waiting.append((touched, done))
         if len(self._waiting) == 1:
-            ensureDeferred(self._turn.run(lambda: ensureDeferred(self._batch())))
+            self._turn.run(self._batch)
         return done
 
     async def idle(self) -> None:

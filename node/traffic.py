@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from twisted.internet.defer import DeferredLock, ensureDeferred
+from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
 from drivers.interface import Generation
@@ -38,7 +38,7 @@ class Traffic:
 
     async def read(self) -> None:
         """Book what every generation has counted by now. One that does not answer is logged and read the next time."""
-        await self._turn.run(lambda: ensureDeferred(self._read()))
+        await self._turn.run(self._read)
 
     async def stats(self, request: StatRequest) -> StatResponse:
         """The rows of a request, from the ledger. Raises `UnknownName`."""

@@ -82,18 +82,20 @@ class Roster:
 
         `before` is one of the same inbounds: accounts of users who stay the same are taken from it, not built again.
         """
-        roster = cls(tags, before._recalled(account_of) if before else account_of)
+        roster = cls(tags, account_of)
+        if before:
+            roster._account_of = before._recalled(account_of, roster)
         _, refused = roster.put_all(users)
         roster._account_of = account_of
         return roster, refused
 
-    def _recalled(self, account_of: AccountOf) -> AccountOf:
-        """Builds accounts, but for those that are here already."""
+    def _recalled(self, account_of: AccountOf, roster: Roster) -> AccountOf:
+        """Builds accounts for `roster`, but for those of users whom it has as they are here."""
 
         def recall(tag: str, user: User) -> Account | None:
             key = key_of(user.email)
             packed = self.target[tag].get(key)
-            if packed is None or self.users[key] != normal(user).SerializeToString():
+            if packed is None or self.users[key] != roster.users[key]:
                 return account_of(tag, user)
             return Account(packed, self._credential[tag][key])
 
@@ -116,16 +118,12 @@ class Roster:
             return set(), self._refusals(key, email, tags)
         touched = self.remove(key) if key in self.users else set()
         self.users[key] = packed
-        refused = []
+        refused: list[Refusal] = []
         for tag in tags:
-            try:
-                account = self._account_of(tag, user)
-            except Unusable as fault:
-                refused.append(Refusal(email, f"{tag}: {fault}"))
-                continue
+            account = self._account(tag, user, refused)
             if account is not None:
                 touched.add((tag, key))
-                refused += self._claim(tag, key, email, account)
+                self._claim(tag, key, account, refused, email)
         return touched, refused
 
     def put_all(self, users: Iterable[User]) -> tuple[set[tuple[str, str]], list[Refusal]]:
@@ -152,14 +150,24 @@ class Roster:
             touched |= self._release(tag, key)
         return touched
 
-    def _claim(self, tag: str, key: str, email: str, account: Account) -> list[Refusal]:
+    def _account(self, tag: str, user: User, refused: list[Refusal]) -> Account | None:
+        """The user's account for an inbound, if there is one; why it cannot be used goes to `refused`."""
+        try:
+            return self._account_of(tag, user)
+        except Unusable as fault:
+            refused.append(Refusal(user.email, f"{tag}: {fault}"))
+            return None
+
+    def _claim(self, tag: str, key: str, account: Account, refused: list[Refusal], email: str) -> None:
         self._credential[tag][key] = account.credential
-        holder = self._holder[tag].setdefault(account.credential, key)
-        if holder == key:
+        if self._holder[tag].setdefault(account.credential, key) == key:
             self.target[tag][key] = account.packed
-            return []
-        self._waiting[tag].setdefault(account.credential, {})[key] = account.packed
-        return [Refusal(email, f"{tag}: {holder!r} has the same credential")]
+        else:
+            self._waiting[tag].setdefault(account.credential, {})[key] = account.packed
+            refused.append(self._taken(tag, email, account))
+
+    def _taken(self, tag: str, email: str, account: Account) -> Refusal:
+        return Refusal(email, f"{tag}: {self._holder[tag][account.credential]!r} has the same credential")
 
     def _release(self, tag: str, key: str) -> set[tuple[str, str]]:
         credential = self._credential[tag].pop(key, None)
@@ -182,19 +190,11 @@ class Roster:
     def _refusals(self, key: str, email: str, tags: list[str]) -> list[Refusal]:
         """What an unchanged user was refused: it is said again each time he is supplied."""
         user = User.FromString(self.users[key])
-        refused = []
+        refused: list[Refusal] = []
         for tag in tags:
-            if key in self.target[tag]:
-                continue
-            try:
-                account = self._account_of(tag, user)
-            except Unusable as fault:
-                refused.append(Refusal(email, f"{tag}: {fault}"))
-                continue
+            account = None if key in self.target[tag] else self._account(tag, user, refused)
             if account is not None:
-                refused.append(
-                    Refusal(email, f"{tag}: {self._holder[tag][account.credential]!r} has the same credential")
-                )
+                refused.append(self._taken(tag, email, account))
         return refused
 
 

@@ -135,7 +135,7 @@ class Xray:
             while core.exit is None:
                 if self._host.reactor.seconds() > deadline:
                     raise CoreFailed(f"the core did not answer within {seconds:g} s: {_cause(core.last_lines)}")
-                if socket.exists() and await self._host.aio.run(channel.ready(READY_CALL)) is not None:
+                if socket.exists() and await self._host.aio.run(channel.ready(READY_CALL)):
                     return
                 await deferLater(self._host.reactor, READY_POLL)
             if core.exit.code == REFUSED:

@@ -42,9 +42,8 @@ _OPTIONS = [
 class ApiFailed(Exception):
     """A call that the core refused or did not answer; the text is the core's."""
 
-    def __init__(self, call: str, fault: grpc.aio.AioRpcError) -> None:
+    def __init__(self, fault: grpc.aio.AioRpcError) -> None:
         super().__init__(fault.details() or fault.code().name)
-        self.call = call
         self.code: grpc.StatusCode = fault.code()
 
 
@@ -68,12 +67,13 @@ class Api:
         if self._channel is not None:
             await self._channel.close()
 
-    async def ready(self, seconds: float) -> xray_pb2.SysStatsResponse | None:
-        """Ask whether the core answers yet: its figures, or None. Once it answers all inbounds are bound."""
+    async def ready(self, seconds: float) -> bool:
+        """Ask whether the core answers. Once it does all inbounds are bound."""
         try:
-            return await self.sys_stats(seconds)
+            await self.sys_stats(seconds)
         except ApiFailed:
-            return None
+            return False
+        return True
 
     async def sys_stats(self, seconds: float = USER_DEADLINE) -> xray_pb2.SysStatsResponse:
         path = STATS + "GetSysStats"
@@ -168,7 +168,7 @@ class Api:
         try:
             return await call(request, timeout=seconds)
         except grpc.aio.AioRpcError as fault:
-            raise ApiFailed(path, fault) from fault
+            raise ApiFailed(fault) from fault
 
 
 def _request(operation: Operation) -> xray_pb2.AlterInboundRequest:

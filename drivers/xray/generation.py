@@ -89,7 +89,7 @@ class XrayGeneration:
         return BackendStatsResponse.FromString(figures.SerializeToString())
 
     async def answers(self, seconds: float) -> bool:
-        return await self._host.aio.run(self._api.ready(seconds)) is not None
+        return await self._host.aio.run(self._api.ready(seconds))
 
     async def audit(self) -> int:
         try:
