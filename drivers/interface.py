@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from twisted.internet.defer import Deferred
 
 from node.aio import Aio
-from node.ledger import Counter, Scope
+from node.ledger import Reading, Scope
 from node.logs import Log
 from node.users import Account, Accounts, Change, Refusal
 from protos.service_pb2 import BackendStatsResponse, User
@@ -83,8 +83,11 @@ class Generation(Protocol):
     def uncounted(self) -> frozenset[Scope]:
         """What this run cannot count; asked for, it is unsupported."""
 
-    async def counters(self) -> Mapping[Counter, int]:
-        """All counters, cumulative since this process began. Never resets them. Raises `errors.CoreFailed`."""
+    async def counters(self) -> Reading:
+        """All counters, cumulative since this process began, but those of the node's own inbounds and outbounds.
+
+        Inbounds and outbounds that carried nothing yet are among them with 0. Never resets. Raises `errors.CoreFailed`.
+        """
 
     async def online(self, key: str) -> Mapping[str, int]:
         """A user's addresses and when each was last seen (Unix seconds); empty when offline or unknown."""
@@ -103,6 +106,12 @@ class Generation(Protocol):
 
     def kill(self) -> None:
         """End the process at once: it does not answer any more."""
+
+    async def wind_down(self) -> None:
+        """Take no more connections and end the live ones: after it the counters come to rest, and can still be read.
+
+        What cannot be done is logged: the process ends soon anyway.
+        """
 
     async def stop(self) -> None:
         """End the process: asked, then forced. Returns when it is gone. May be called again meanwhile."""

@@ -66,6 +66,21 @@ def cut(pid: int, wanted: Mapping[Endpoint, Ports]) -> Seen:
     return seen
 
 
+def hang_up(pid: int, ports: Ports) -> int:
+    """End the process's TCP connections to these ports of its own. Returns how many.
+
+    What was written to them is still sent: who was served has what was counted. Raises `Unreachable`.
+    """
+    ended = 0
+    for duplicate, _ in _connections(pid):
+        with socket.socket(fileno=os.dup(duplicate)) as connection:
+            if connection.type == socket.SOCK_STREAM and _at(connection.getsockname()[1], ports):
+                ended += 1
+                with suppress(OSError):  # it ended by itself meanwhile
+                    connection.shutdown(socket.SHUT_RDWR)
+    return ended
+
+
 def peers(pid: int) -> set[Endpoint]:
     """Whom the process is connected to. Raises `Unreachable`."""
     return cut(pid, {}).peers

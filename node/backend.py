@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from twisted.internet.defer import ensureDeferred
-from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
 from drivers.interface import Driver
 from node import __version__
 from node.auth import Dialect
+from node.database import Changes, Saved
 from node.errors import CoreFailed, NodeError, UnknownName, Unsupported
 from node.feeds import ChunkFeed, UserFeed
+from node.keepalive import KeepAlive
 from node.logs import LogRing
 from node.runner import Runner
+from node.store import Store
 from node.system import SystemStats
 from node.traffic import Traffic
 from node.users import key_of
 from protos import service_pb2
 from protos.service_pb2 import BackendType, BaseInfoResponse, Empty, StatRequest, SystemStatsResponse
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What an operator decides. Times in seconds.
+
+    `stop_grace` is for deployed panels, which say Stop and then Start whenever they are touched. `outlive`: a backend
+    goes on when its keep-alive is over. `poll`: between two readings of the counters.
+    """
+
+    stop_grace: float = 30.0
+    outlive: bool = False
+    resume: bool = True
+    poll: float = 10.0
 
 
 class Backend:
@@ -30,27 +47,47 @@ class Backend:
     log = Logger()
 
     def __init__(
-        self, reactor: Any, ring: LogRing, drivers: Mapping[int, Driver], system: SystemStats, stop_grace: float
+        self,
+        reactor: Any,
+        ring: LogRing,
+        drivers: Mapping[int, Driver],
+        system: SystemStats,
+        store: Store,
+        policy: Policy,
     ) -> None:
-        # For deployed panels, which say Stop and then Start whenever they are touched.
-        self._stop_grace = stop_grace
-        self._reactor = reactor
+        self._policy = policy
+        self._ring = ring
         self._drivers = drivers
         self._system = system
-        self._traffic = Traffic(lambda: self._runner.generations, self._is_user)
-        self._runner = Runner(reactor, ring, self._traffic.read)
-        self._keep_alive = 0.0
-        self._expiry: IDelayedCall | None = None
+        self._store = store
+        self._traffic = Traffic(reactor, lambda: self._runner.counting, self._is_user, store, policy.poll)
+        self._runner = Runner(reactor, ring, store, self._traffic.read)
+        self._keep_alive = KeepAlive(reactor, self._expired)
+        self._noting = LoopingCall(self._note_keep_alive)
+        self._noting.clock = reactor
+        store.everything = self._everything
+
+    def begin(self, saved: Saved) -> None:
+        """Go on where an earlier node ended."""
+        self._traffic.begin(saved.rows)
+        self._noting.start(self._policy.poll, now=False)
+        if saved.request and self._policy.resume:
+            ensureDeferred(self._resume(saved)).addErrback(
+                lambda failure: self.log.failure("the backend was not resumed", failure)
+            )
 
     def touch(self) -> None:
         """A controller said something: keep-alive starts anew."""
-        if self._expiry is not None and self._expiry.active():
-            self._expiry.reset(self._keep_alive)
+        self._keep_alive.touch()
 
     async def close(self) -> None:
         """The node ends, and the core with it."""
-        self._set_keep_alive(0)
+        if self._noting.running:
+            self._noting.stop()
+        self._note_keep_alive()
+        self._keep_alive.stop()
         await self._runner.close()
+        self._traffic.end()
 
     # Lifecycle
 
@@ -58,21 +95,21 @@ class Backend:
         driver = self._drivers.get(request.type)
         if driver is None:
             raise Unsupported(f"this node has no core of type {type_name(request.type)}")
-        before = self._keep_alive
+        before, left = self._keep_alive.seconds, self._keep_alive.left
         # The one before must not expire while its successor comes up.
-        self._set_keep_alive(0)
+        self._keep_alive.stop()
         try:
             await self._runner.start(driver, request)
         except NodeError:
-            if not self._keep_alive and self._runner.generations:
-                self._set_keep_alive(before)
+            if not self._keep_alive.seconds and self._runner.generations:
+                self._keep_alive.set(before, left)
             raise
-        self._set_keep_alive(request.keep_alive)
+        self._keep_alive.set(request.keep_alive)
         return await self._info()
 
     async def stop(self, _: Empty, dialect: Dialect) -> Empty:
-        self._set_keep_alive(0)
-        grace = self._stop_grace if dialect is Dialect.DEPLOYED else 0
+        self._keep_alive.stop()
+        grace = self._policy.stop_grace if dialect is Dialect.DEPLOYED else 0
         await self._runner.stop("a controller asked for it", grace)
         return Empty()
 
@@ -89,7 +126,7 @@ class Backend:
         return await self._runner.generations[0].backend_stats()
 
     async def stats(self, request: StatRequest, _: Dialect) -> service_pb2.StatResponse:
-        return await self._traffic.stats(request)
+        return await self._traffic.stats(request, lambda settled: settled(True))
 
     async def online(self, request: StatRequest, _: Dialect) -> service_pb2.OnlineStatResponse:
         return service_pb2.OnlineStatResponse(name=request.name, value=len(await self._addresses(request.name)))
@@ -126,7 +163,7 @@ class Backend:
     async def _info(self) -> BaseInfoResponse:
         accepted = self._runner.accepted if self._runner.state != "stopped" else None
         driver = accepted.driver if accepted else self._drivers[service_pb2.XRAY]
-        warnings = list(accepted.plan.warnings) if accepted else []
+        warnings = [*(accepted.plan.warnings if accepted else ()), *self._store.warnings]
         try:
             version = accepted.version if accepted else await driver.version()
         except CoreFailed as fault:
@@ -142,14 +179,34 @@ class Backend:
             warnings=warnings,
         )
 
-    def _set_keep_alive(self, seconds: float) -> None:
-        if self._expiry is not None and self._expiry.active():
-            self._expiry.cancel()
-        self._keep_alive = seconds
-        self._expiry = self._reactor.callLater(seconds, self._expire) if seconds else None
+    async def _resume(self, saved: Saved) -> None:
+        """Bring back what ran, with its users and what is left of its keep-alive, before any controller calls."""
+        request = service_pb2.Backend.FromString(saved.request)
+        request.users.extend(map(service_pb2.User.FromString, saved.users))
+        driver = self._drivers.get(request.type)
+        if driver is None:
+            self.log.error("a {type} ran when the node ended: this node has none", type=type_name(request.type))
+            return
+        await self._runner.resume(driver, request)
+        if self._runner.accepted is not None and not self._keep_alive.seconds:
+            self._keep_alive.set(request.keep_alive, saved.left)
 
-    def _expire(self) -> None:
-        reason = f"no controller was heard of for {self._keep_alive:g} s"
+    def _everything(self) -> Changes:
+        """All that has to outlive the node."""
+        changes = self._runner.everything()
+        changes.left = self._keep_alive.left
+        changes.rows = {(row.scope, row.key): row for row in self._traffic.everything()}
+        return changes
+
+    def _note_keep_alive(self) -> None:
+        if self._keep_alive.left is not None:
+            self._store.keep_alive(self._keep_alive.left)
+
+    def _expired(self, reason: str) -> None:
+        if self._policy.outlive:
+            self._ring.event(f"{reason}; the backend goes on")
+            self.log.warn("{reason}; the backend goes on, as KEEP_ALIVE_ACTION says", reason=reason)
+            return
         ensureDeferred(self._runner.stop(reason)).addErrback(
             lambda failure: self.log.failure("the backend was not stopped after keep-alive", failure)
         )

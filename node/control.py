@@ -7,14 +7,23 @@ one at a time besides. A Stop aborts what came before it; a Start that is equal 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredLock, ensureDeferred
 
 from node.errors import Aborted
 
+T = TypeVar("T")
+
 # Calls it when the operation has settled which users there shall be; what comes after it need not wait for more.
 Settled = Callable[[], None]
+
+
+def lasting(work: Deferred[T]) -> Deferred[T]:
+    """The outcome of work that goes on when who waits for it gives up."""
+    outcome: Deferred[T] = Deferred()
+    work.addCallbacks(outcome.callback, outcome.errback)
+    return outcome
 
 
 class Signal:

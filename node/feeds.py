@@ -37,6 +37,7 @@ class UserFeed:
 
     async def finish(self) -> Empty:
         await gatherResults([*self._under_way])
+        await self._runner.recorded()
         if self._fault is not None:
             raise self._fault
         raise_refused([refusal for refused in self._refused.values() for refusal in refused])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.threads import deferToThreadPool
@@ -17,10 +17,11 @@ from twisted.python.failure import Failure
 
 from drivers.interface import Driver, Generation
 from node.control import Control, Settled
+from node.database import Changes
 from node.errors import Aborted, CoreFailed, NotInitialized, NotStarted, UsersRefused
 from node.logs import LogRing
 from node.reconcile import Pairs, Reconciler
-from node.users import Account, Accounts, Change, Refusal, Roster, diff
+from node.users import Account, Accounts, Change, Refusal, Roster, changed_users, diff, key_of
 from protos.service_pb2 import User
 
 # Above this many users a roster is built in the reactor's pool.
@@ -29,10 +30,30 @@ BUILD_INLINE = 5000
 LIVES = 1.0
 
 
+class Record(Protocol):
+    """What outlives the node: see `node.store`."""
+
+    def accept(self, request: bytes) -> None:
+        """This backend runs."""
+
+    def forget(self) -> None:
+        """None does."""
+
+    def users(self, changed: Mapping[str, bytes | None], clean: bool = False) -> None:
+        """These users changed; with `clean` there are no others."""
+
+    async def flush(self) -> None:
+        """Wait until it is recorded, as far as that is possible."""
+
+
 @dataclass(frozen=True)
 class Accepted:
-    """A backend that was asked for and accepted: what a core is run from, again and again if need be."""
+    """A backend that was asked for and accepted: what a core is run from, again and again if need be.
 
+    `request` is the serialised Backend without its users.
+    """
+
+    request: bytes
     driver: Driver
     plan: Any
     version: str
@@ -53,9 +74,12 @@ class Members:
 
     log = Logger()
 
-    def __init__(self, reactor: Any, ring: LogRing) -> None:
+    def __init__(self, reactor: Any, ring: LogRing, record: Record) -> None:
         self._reactor = reactor
         self._ring = ring
+        self._record = record
+        # Whether the record has the users of this backend.
+        self._recorded = False
         self._control = Control()
         self._reconciler = Reconciler(self._wanted, self._confirmed, self._apply)
         # What the core is being asked for now; nobody knows yet whether it is in force.
@@ -88,7 +112,7 @@ class Members:
     async def put(self, user: User) -> tuple[Pairs, list[Refusal]]:
         """Take one user into the desired set, behind what came before. `settle` brings him into force."""
         await self._control.settled()
-        return self._desire(lambda roster: roster.put(user))
+        return self._desire([user], lambda roster: roster.put(user))
 
     async def settle(self, touched: Pairs) -> list[Refusal]:
         """Wait until what was touched is in force; what the core refused of it. A core on its way takes it along."""
@@ -98,13 +122,22 @@ class Members:
 
     async def replace(self, users: Sequence[User]) -> None:
         """The users are these and no others. Raises `UsersRefused` after all others were applied."""
-        await self._control.run(lambda settled: self._replace(users, settled))
+        try:
+            await self._control.run(lambda settled: self._replace(users, settled))
+        finally:
+            await self.recorded()
 
     async def update(self, users: Sequence[User]) -> None:
         """Add, change or remove these users, as one. Raises `UsersRefused` after all others were applied."""
         await self._control.settled()
-        touched, refused = self._desire(lambda roster: roster.put_all(users))
-        raise_refused(refused + await self.settle(touched))
+        touched, refused = self._desire(users, lambda roster: roster.put_all(users))
+        refused = refused + await self.settle(touched)
+        await self.recorded()
+        raise_refused(refused)
+
+    async def recorded(self) -> None:
+        """Wait until what was said of users outlives the node: an answer is a promise."""
+        await self._record.flush()
 
     async def _replace(self, users: Sequence[User], settled: Settled) -> None:
         while True:
@@ -115,19 +148,56 @@ class Members:
             if accepted is self.accepted and held is self._held:
                 break  # else a Start ended meanwhile, and what was built may not fit what runs
         if held:
+            self._note_users(held.roster, spare)
             held.roster = spare
+        else:
+            self._note_users(self.roster, roster)
         self._install(roster, settled)
         touched = self._differing()
         self._require_started(touched)
         raise_refused(refused + await self.settle(touched))
 
-    def _desire(self, change: Callable[[Roster], tuple[Pairs, list[Refusal]]]) -> tuple[Pairs, list[Refusal]]:
+    def _desire(
+        self, users: Sequence[User], change: Callable[[Roster], tuple[Pairs, list[Refusal]]]
+    ) -> tuple[Pairs, list[Refusal]]:
         self._require_desired()
+        recorded = (self._held or self).roster.users if self._recorded else {}
+        before = {key: recorded.get(key) for key in (key_of(user.email) for user in users)}
         if self._held:
             change(self._held.roster)
         touched, refused = change(self.roster)
+        after = {key: recorded.get(key) for key in before}
+        self._record.users({key: packed for key, packed in after.items() if packed is not before[key]})
         self._require_started(touched)
         return touched, refused
+
+    def _note_users(self, before: Roster, after: Roster) -> None:
+        """Record a whole set. Where credentials collide its order counts, and all of it is written."""
+        if self._recorded:
+            clean = after.contested
+            self._record.users(after.users if clean else changed_users(before.users, after.users), clean)
+
+    def _note_backend(self, before: Roster) -> None:
+        """Record the backend that runs and its users; `before` are those that the record has of it."""
+        assert self.accepted is not None
+        self._record.accept(self.accepted.request)
+        if self._recorded:
+            self._note_users(before, self.roster)
+        else:
+            self._record.users(self.roster.users, clean=True)
+        self._recorded = True
+
+    def everything(self) -> Changes:
+        """All that is to be recorded of the backend, for a record that has nothing."""
+        accepted = (self._held or self).accepted
+        if not self._recorded or accepted is None:
+            return Changes()
+        return Changes(request=accepted.request, users=dict((self._held or self).roster.users))
+
+    def _forget(self) -> None:
+        """Nothing comes back after the node's end."""
+        self._recorded = False
+        self._record.forget()
 
     def _require_desired(self) -> None:
         """Users can be taken in while a core is on its way, too, and taken out while it waits for a Start."""

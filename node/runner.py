@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from twisted.internet.defer import CancelledError, ensureDeferred
@@ -15,7 +16,7 @@ from drivers.interface import Driver, Exit, Generation
 from node.control import Settled
 from node.errors import Aborted, CoreFailed, InvalidConfig, NodeError, PortTaken, ShuttingDown
 from node.logs import LogRing
-from node.members import Accepted, Held, Members, no_users
+from node.members import Accepted, Held, Members, Record, no_users
 from node.restart import Backoff
 from node.users import Refusal, Roster
 from node.watch import Watch
@@ -30,8 +31,11 @@ BACK_TIMEOUT = 1.0
 # Seconds between two tries to get a port that is taken, and what the last try must have left.
 PORT_RETRY = 0.25
 LAST_TRY = 1.0
-# Seconds that a core which shall end may take to show that its counters can be read.
+# Seconds that a core which shall end may take to show that its counters can be read, …
 FAREWELL = 2.0
+# … and its counters to come to rest when nobody is connected any more, and between two looks at them.
+REST = 2.0
+REST_POLL = 0.02
 
 
 class Runner(Members):
@@ -39,18 +43,30 @@ class Runner(Members):
 
     log = Logger()
 
-    def __init__(self, reactor: Any, ring: LogRing, settle_counters: Callable[[], Awaitable[None]]) -> None:
-        super().__init__(reactor, ring)
-        self._settle_counters = settle_counters
+    def __init__(
+        self, reactor: Any, ring: LogRing, record: Record, read_counters: Callable[[], Awaitable[bool]]
+    ) -> None:
+        super().__init__(reactor, ring, record)
+        self._read_counters = read_counters
         self._backoff = Backoff(reactor)
         self._watch = Watch(reactor, self._hung, self._drifted)
         self._grace: IDelayedCall | None = None
-        self._ending: set[Generation] = set()
+        self._ending: list[Generation] = []
         self._closed = False
 
     async def start(self, driver: Driver, request: Backend) -> None:
         """Run a backend. One that runs and means the same goes on, with these users; nobody notices."""
         await self._control.run(lambda settled: self._start(driver, request, settled), request, core=True)
+        await self.recorded()
+
+    async def resume(self, driver: Driver, request: Backend) -> None:
+        """Run what ran when the node ended. If it does not come up it is tried again as after a crash."""
+        await self._control.run(lambda settled: self._resume(driver, request, settled), core=True)
+
+    @property
+    def counting(self) -> list[Generation]:
+        """Those whose counters are to be read: who ends is not done yet."""
+        return [*self.generations, *self._ending]
 
     async def stop(self, reason: str, grace: float = 0.0) -> None:
         """Stop the backend, and whatever is under way. Its core ends after `grace` seconds, unless a Start wants it."""
@@ -58,13 +74,16 @@ class Runner(Members):
         self._backoff.cancel()
         if self.state != "stopped":
             self._say("stopped", reason)
+        if not self._closed:
+            self._forget()
         try:
             await self._control.run(lambda settled: self._stop(grace, settled), core=True)
         except Aborted:
             self.log.info("another Stop came, which does the same")
+        await self.recorded()
 
     async def close(self) -> None:
-        """The node ends: the core goes, and no other comes."""
+        """The node ends: the core goes, and no other comes before the next node's, which resumes it."""
         self._closed = True
         await self.stop("the node is shutting down")
 
@@ -88,11 +107,14 @@ class Runner(Members):
 
     async def _take_back(self, request: Backend, settled: Settled) -> None:
         """The core that runs is the one that is asked for: only its users follow."""
+        assert self.accepted is not None
         roster, refused = await self._build(self.accepted, request.users, self.roster)
         self._cancel_grace()
         if self.state != "running":
             self._say("running", "the same configuration was asked for again")
+        before, self.accepted = self.roster, replace(self.accepted, request=without_users(request))
         self._install(roster, settled)
+        self._note_backend(before)
         self._tell(await self._settle_all() + refused)
 
     async def _prepare(
@@ -103,7 +125,7 @@ class Runner(Members):
         plan = await driver.prepare(request.config, frozenset(request.exclude_inbounds))
         if self.generations:
             await driver.check(plan)
-        return Accepted(driver, plan, version, fingerprint)
+        return Accepted(without_users(request), driver, plan, version, fingerprint)
 
     async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
         def late(_: object, seconds: float) -> Failure:
@@ -134,7 +156,8 @@ class Runner(Members):
                 raise await self._put_back(fault) from fault
             self._say(*_after_failure(self._as_told(fault), before))
             raise
-        self._held = None
+        replaced, self._held = self._held.roster, None
+        self._note_backend(replaced)
         return await self._settle_all()
 
     async def _launch(self, wanted: Accepted, seconds: float) -> None:
@@ -215,15 +238,40 @@ class Runner(Members):
         await self._end_generations()
 
     async def _end_generations(self) -> None:
-        """Read the counters, then end every process; those that an aborted operation was about to end, too."""
+        """End every process, and lose no byte; those that an aborted operation was about to end, too."""
         await self._reconciler.idle()
-        if self.generations and await self.generations[0].answers(FAREWELL):
-            await self._settle_counters()
-        self._ending |= set(self.generations)
+        self._ending += self.generations
         self.generations = []
         for generation in list(self._ending):
+            if generation.alive and await generation.answers(FAREWELL):
+                await self._wind_down(generation)
             await generation.stop()
-            self._ending.discard(generation)
+            self._ending.remove(generation)
+
+    async def _wind_down(self, generation: Generation) -> None:
+        """Nobody is served any more, and all that was served is counted."""
+        await generation.wind_down()
+        deadline = self._reactor.seconds() + REST
+        while await self._read_counters() and self._reactor.seconds() < deadline:
+            await deferLater(self._reactor, REST_POLL)
+
+    # Resuming
+
+    async def _resume(self, driver: Driver, request: Backend, settled: Settled) -> None:
+        """While it is tried, users are not taken: it is not known yet which inbounds there are."""
+        if self.accepted is not None:
+            return  # a controller was faster
+        self._say("starting", "it ran when the node ended")
+        try:
+            await self._start(driver, request, settled)
+        except CancelledError:
+            raise
+        except Exception as fault:  # noqa: BLE001 - logged, and told by `info`
+            told = self._as_told(fault)
+            again = not isinstance(told, InvalidConfig)
+            self._say("failed", f"not resumed: {told.text}" + ("; this is tried again" if again else ""))
+            if again:
+                self._backoff.later(lambda: self._in_background(self.resume(driver, request), "it was not resumed"))
 
     # Crashes
 
@@ -270,6 +318,13 @@ class Runner(Members):
             self._ring.event(warning)
         for email, reason in refused:
             self._ring.event(f"user {email!r} is left out: {reason}")
+
+
+def without_users(request: Backend) -> bytes:
+    """A backend as it is recorded: its users are recorded one by one."""
+    kept = Backend(type=request.type, config=request.config, keep_alive=request.keep_alive)
+    kept.exclude_inbounds.extend(request.exclude_inbounds)
+    return kept.SerializeToString()
 
 
 def _after_failure(fault: NodeError, before: tuple[str, str]) -> tuple[str, str]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -53,6 +54,13 @@ SETTINGS = (
     Setting("XRAY_ASSETS_PATH", "where geoip.dat and geosite.dat are (default: beside the executable)"),
     Setting("XRAY_SPLICE", "on: the kernel splices Vision connections, which are counted only at their end", "off"),
     Setting("STOP_GRACE", "seconds a core lives on after a Stop with x-api-key, for the Start that follows it", "30"),
+    Setting("KEEP_ALIVE_ACTION", "stop or keep: what becomes of a backend when its keep-alive is over", "stop"),
+    Setting("RESUME", "on: the node starts the backend that ran when it ended, and its users, by itself", "on"),
+    Setting(
+        "TRAFFIC_INTERVAL",
+        "seconds between two readings of a core's counters; who asks gets one that is no older than a tenth of it",
+        "10",
+    ),
     Setting("DEBUG", "1: log every request too", "0"),
 )
 _DRIVER_PREFIXES = ("XRAY_",)
@@ -72,6 +80,9 @@ class Settings:
     state_dir: Path
     log_buffer_size: int
     stop_grace: int
+    outlive: bool
+    resume: bool
+    traffic_interval: float
     debug: bool
     drivers: Mapping[str, str]
     notify: Mapping[str, str]
@@ -118,6 +129,9 @@ class _Check:
             state_dir=state_dir,
             log_buffer_size=self._number("LOG_BUFFER_SIZE", 1, 1_000_000),
             stop_grace=self._number("STOP_GRACE", 0, 3600),
+            outlive=self._choice("KEEP_ALIVE_ACTION", {"stop": False, "keep": True}),
+            resume=self._choice("RESUME", {"on": True, "off": False}),
+            traffic_interval=self._seconds("TRAFFIC_INTERVAL", 0.1, 3600),
             debug=self._choice("DEBUG", {"0": False, "1": True, "false": False, "true": True}),
             drivers={name: value for name, value in self._values.items() if name.startswith(_DRIVER_PREFIXES)},
             notify=notify,
@@ -146,6 +160,13 @@ class _Check:
             return int(text)
         self._faults.append(f"{name}: {text!r} is not a number from {least} to {most}")
         return 0
+
+    def _seconds(self, name: str, least: float, most: float) -> float:
+        text = self._values[name]
+        if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text) and least <= float(text) <= most:
+            return float(text)
+        self._faults.append(f"{name}: {text!r} is not a number of seconds from {least:g} to {most:g}")
+        return most
 
     def _choice(self, name: str, choices: Mapping[str, bool]) -> bool:
         text = self._values[name].lower()

@@ -31,6 +31,11 @@ class StateDirectory:
             return run
         return Path(tempfile.gettempdir()) / f"txnode-{os.getuid()}-{hash_name(self.path)}"
 
+    @property
+    def database(self) -> Path:
+        """What outlives the process."""
+        return self.path / "state.db"
+
     def claim(self) -> None:
         """Make the directories private and take the lock. Raises `OSError` if another node has it."""
         for directory in (self.path, self.run_dir):

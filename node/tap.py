@@ -22,7 +22,7 @@ from drivers.registry import REGISTRY
 from node import __version__
 from node.aio import Aio
 from node.auth import Authenticator
-from node.backend import Backend
+from node.backend import Backend, Policy
 from node.calls import Calls
 from node.logs import LogRing
 from node.rest import make_app
@@ -30,6 +30,7 @@ from node.rpc import RpcServer
 from node.settings import SETTINGS, BadSettings, Settings, load
 from node.site import Site
 from node.state import StateDirectory
+from node.store import Store
 from node.system import SystemStats
 from node.systemd import Notifier, Systemd
 from node.tls import BadPair, Certificates, CertificateWatch
@@ -101,7 +102,9 @@ class NodeService(Service):
         self._system = SystemStats(reactor)
         host = Host(reactor, self._aio, self._ring, self._state.run_dir, settings.drivers)
         self._drivers = {kind: make(host) for kind, make in REGISTRY.items()}
-        self._backend = Backend(reactor, self._ring, self._drivers, self._system, settings.stop_grace)
+        self._store = Store(reactor, self._state.database)
+        policy = Policy(settings.stop_grace, settings.outlive, settings.resume, settings.traffic_interval)
+        self._backend = Backend(reactor, self._ring, self._drivers, self._system, self._store, policy)
         calls = Calls(self._backend, self._ring)
         authenticator = Authenticator(settings.api_key)
         self._rpc = RpcServer(self._aio, calls, authenticator)
@@ -118,6 +121,7 @@ class NodeService(Service):
             self._state.claim()
             self._certificates.load()
             self._sweep()
+            saved = self._store.open()
             self._aio.startService()
             self._listen_grpc()
             self._listen_rest()
@@ -126,6 +130,7 @@ class NodeService(Service):
         for part in (self._system, self._watch, self._systemd):
             part.startService()
         self._reactor.callWhenRunning(self._ready)
+        self._reactor.callWhenRunning(self._backend.begin, saved)
 
     def stopService(self) -> Deferred[None]:
         super().stopService()
@@ -138,6 +143,7 @@ class NodeService(Service):
         await self._aio.run(self._rpc.stop())
         await self._backend.close()
         self._site.disconnect()
+        await self._store.close()
         self._watch.stopService()
         self._system.stopService()
         self._aio.stopService()

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from twisted.internet.defer import DeferredLock
+from twisted.internet.task import LoopingCall, deferLater
+from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 
 from drivers.interface import Generation
+from node.control import lasting
 from node.errors import InvalidRequest, NodeError, UnknownName, Unsupported
-from node.ledger import DIRECTIONS, Counter, Ledger, Scope
+from node.ledger import DIRECTIONS, Difference, Ledger, Reading, Row, Scope, differences
+from node.store import Store
 from protos import service_pb2
 from protos.service_pb2 import Stat, StatRequest, StatResponse
+
+# The part of the interval for which a reading is good enough for who asks: of ten seconds, one. While somebody asks,
+# the node reads as often by itself.
+FRESH = 0.1
+# Readings of more counters than this are compared in the reactor's pool, …
+INLINE = 4000
+# … and booked in parts of this many, between which other work is done.
+SLICE = 2000
+
+# Is told whether a reply was handed over whole.
+Settled = Callable[[bool], None]
 
 _ALL = {
     service_pb2.Outbounds: Scope.OUTBOUND,
@@ -26,38 +42,112 @@ _ONE = {
 
 
 class Traffic:
-    """What was counted and not yet taken."""
+    """What was counted and not yet delivered. `interval` is the seconds between two readings that nobody asked for."""
 
     log = Logger()
 
-    def __init__(self, generations: Callable[[], Sequence[Generation]], is_user: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        reactor: Any,
+        generations: Callable[[], Sequence[Generation]],
+        is_user: Callable[[str], bool],
+        store: Store,
+        interval: float,
+    ) -> None:
+        self._reactor = reactor
         self._generations = generations
         self._is_user = is_user
+        self._store = store
+        self._interval = interval
+        self._fresh = FRESH * interval
         self._ledger = Ledger()
         self._turn = DeferredLock()
+        self._poll = LoopingCall(self._tick)
+        self._poll.clock = reactor
+        self._read_at = self._asked_at = self._saved_at = float("-inf")
 
-    async def read(self) -> None:
-        """Book what every generation has counted by now. One that does not answer is logged and read the next time."""
-        await self._turn.run(self._read)
+    def begin(self, rows: Iterable[Row]) -> None:
+        """Go on from the rows of an earlier node, and read the counters from now on."""
+        self._ledger.restore(rows)
+        self._poll.start(self._fresh, now=False)
 
-    async def stats(self, request: StatRequest) -> StatResponse:
-        """The rows of a request, from the ledger. Raises `UnknownName`."""
-        await self.read()
+    def end(self) -> None:
+        """Read no more by itself."""
+        if self._poll.running:
+            self._poll.stop()
+        self.save()
+
+    async def read(self) -> bool:
+        """Book what every generation has counted by now; whether that was anything. Who does not answer is logged.
+
+        A reading is booked whole, also where its caller gives up meanwhile.
+        """
+        return await lasting(self._turn.run(self._read))
+
+    async def stats(self, request: StatRequest, when_settled: Callable[[Settled], None]) -> StatResponse:
+        """The rows of a request, from the ledger. With a reset they come back if the reply is not delivered.
+
+        `when_settled` takes what is to be told of that. Raises `UnknownName`.
+        """
+        self._asked_at = self._reactor.seconds()
+        if self._asked_at - self._read_at >= self._fresh:
+            await self.read()
         rows = self._rows(request)
         if request.reset:
-            self._ledger.take(counter for counter, _ in rows)
-        return StatResponse(stats=[self._stat(counter, value) for counter, value in rows])
+            taken = self._ledger.take(rows)
+            when_settled(lambda delivered: self._settled(taken, delivered))
+        return StatResponse(stats=[stat for row in rows for stat in stats_of(row, request.type in _ALL)])
 
-    async def _read(self) -> None:
-        generations = list(self._generations())
+    def everything(self) -> list[Row]:
+        """All rows that are not yet delivered, for a store that has none of them."""
+        return self._ledger.everything()
+
+    def save(self) -> None:
+        """Have the store note what changed."""
+        self._saved_at = self._reactor.seconds()
+        self._store.rows(self._ledger.changes())
+
+    def _settled(self, taken: Sequence[Row], delivered: bool) -> None:
+        self._ledger.settle(taken, delivered)
+        if delivered:
+            # At once: what was delivered must not come back after a crash.
+            self.save()
+
+    async def _tick(self) -> None:
+        now = self._reactor.seconds()
+        due = self._fresh if now - self._asked_at < self._interval else self._interval
+        # A tick that comes a little early is as good.
+        early = self._fresh / 2
+        if self._generations() and now - self._read_at > due - early:
+            await self.read()
+        if now - self._saved_at > self._interval - early:
+            self.save()
+
+    async def _read(self) -> bool:
+        began, generations = self._reactor.seconds(), list(self._generations())
         self._ledger.keep(generations)
+        moved = False
         for generation in generations:
             try:
-                self._ledger.book(generation, await generation.counters())
+                moved |= await self._book(generation, await generation.counters())
             except NodeError as fault:
                 self.log.warn("counters were not read: {reason}", reason=fault.text)
+        self._read_at = began
+        return moved
 
-    def _rows(self, request: StatRequest) -> list[tuple[Counter, int]]:
+    async def _book(self, generation: Generation, reading: Reading) -> bool:
+        if len(reading) <= INLINE:
+            return self._ledger.book(generation, reading)
+        pool = self._reactor.getThreadPool()
+        before = self._ledger.last(generation)
+        found: list[Difference] = await deferToThreadPool(self._reactor, pool, differences, before, reading)
+        self._ledger.compared(generation, reading)
+        for start in range(0, len(found), SLICE):
+            self._ledger.add(found[start : start + SLICE])
+            await deferLater(self._reactor, 0)
+        return any(difference.added for difference in found)
+
+    def _rows(self, request: StatRequest) -> list[Row]:
         if request.type in _ALL:
             self._require(_ALL[request.type])
             return self._ledger.all(_ALL[request.type])
@@ -65,12 +155,12 @@ class Traffic:
             raise InvalidRequest(f"there is no kind of statistics with number {request.type}")
         scope = _ONE[request.type]
         self._require(scope)
-        rows = self._ledger.one(scope, request.name)
-        if rows is None and scope is Scope.USER and self._is_user(request.name):
-            rows = [(Counter(scope, request.name, direction), 0) for direction in DIRECTIONS]
-        if rows is None:
+        row = self._ledger.one(scope, request.name)
+        if row is None and scope is Scope.USER and self._is_user(request.name):
+            row = Row(scope, request.name, 0, 0)
+        if row is None:
             raise UnknownName(f"there is no {scope.value} {request.name!r}")
-        return rows
+        return [row]
 
     def _require(self, scope: Scope) -> None:
         if any(scope in generation.uncounted for generation in self._generations()):
@@ -78,5 +168,12 @@ class Traffic:
                 f"this core cannot count {scope.value}s with this configuration: see the warnings of info"
             )
 
-    def _stat(self, counter: Counter, value: int) -> Stat:
-        return Stat(name=self._ledger.spelled(counter), type=counter.direction, link="traffic", value=value)
+
+def stats_of(row: Row, of_all: bool) -> list[Stat]:
+    """A row as the interface has it. Among all users only what is not zero is told."""
+    told = ((direction, value) for direction, value in zip(DIRECTIONS, row.both, strict=True))
+    return [
+        Stat(name=row.name, type=direction, link="traffic", value=value)
+        for direction, value in told
+        if value or not of_all or row.scope is not Scope.USER
+    ]

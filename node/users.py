@@ -101,6 +101,11 @@ class Roster:
 
         return recall
 
+    @property
+    def contested(self) -> bool:
+        """Whether somebody waits for a credential: who has it then depends on the order of the users."""
+        return any(waiting for tag in self._waiting.values() for waiting in tag.values())
+
     def put(self, user: User) -> tuple[set[tuple[str, str]], list[Refusal]]:
         """Add, change or (with no known inbound) remove a user: the (tag, key) pairs touched, and what was refused."""
         email = user.email
@@ -218,6 +223,13 @@ def one_spelling(users: Iterable[User], refused: list[Refusal]) -> Iterator[User
         else:
             chosen[key] = user
     return iter(chosen.values())
+
+
+def changed_users(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> dict[str, bytes | None]:
+    """What turns one set of users into the other, by key: the new entry, or None for who is gone."""
+    changed: dict[str, bytes | None] = {key: None for key in before if key not in after}
+    changed |= {key: packed for key, packed in after.items() if before.get(key) != packed}
+    return changed
 
 
 def diff(confirmed: Mapping[str, Accounts], target: Mapping[str, Accounts]) -> list[Change]:

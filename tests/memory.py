@@ -10,7 +10,7 @@ from twisted.internet.task import Clock, deferLater
 
 from drivers.interface import Exit
 from node.errors import CoreFailed, InvalidConfig
-from node.ledger import Counter, Scope
+from node.ledger import Reading, Scope
 from node.users import Account, Accounts, Change, Refusal, Unusable, apply
 from protos.service_pb2 import BackendStatsResponse, Proxy, Trojan, User
 
@@ -75,6 +75,8 @@ class MemoryGeneration:
         self.uncounted: frozenset[Scope] = frozenset()
         self.alive = True
         self.silent = False
+        self.wound_down = False
+        self.counts: dict[str, int] = {}
         self.killed = False
         self.asked = 0
         self.audited = 0
@@ -99,8 +101,8 @@ class MemoryGeneration:
                 if not waiter.called:
                     waiter.callback(self._exit)
 
-    async def counters(self) -> Mapping[Counter, int]:
-        return {}
+    async def counters(self) -> Reading:
+        return dict(self.counts)
 
     async def online(self, key: str) -> Mapping[str, int]:
         return {}
@@ -127,9 +129,40 @@ class MemoryGeneration:
         self.killed = True
         self.die()
 
+    async def wind_down(self) -> None:
+        self.wound_down = True
+
     async def stop(self) -> None:
         await self._stopping.passed()
         self.die(0)
+
+
+class MemoryRecord:
+    """Satisfies `node.members.Record`: what would be on disk. `gate` is what `flush` waits at."""
+
+    def __init__(self) -> None:
+        self.request = b""
+        self.kept: dict[str, bytes] = {}
+        self.written = 0
+        self.gate = Gate()
+
+    def accept(self, request: bytes) -> None:
+        self.request = request
+
+    def forget(self) -> None:
+        self.request, self.kept = b"", {}
+
+    def users(self, changed: Mapping[str, bytes | None], clean: bool = False) -> None:
+        if clean:
+            self.kept = {}
+        for key, packed in changed.items():
+            self.written += 1
+            self.kept.pop(key, None)
+            if packed is not None:
+                self.kept[key] = packed
+
+    async def flush(self) -> None:
+        await self.gate.passed()
 
 
 class MemoryDriver:

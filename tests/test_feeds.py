@@ -12,17 +12,18 @@ from node.logs import LogRing
 from node.methods import MAX_BODY
 from node.runner import Runner
 from protos.service_pb2 import Backend, Empty, User, UsersChunk
-from tests.memory import MemoryDriver, person
+from tests.memory import MemoryDriver, MemoryRecord, person
 
 
-async def _no_counters() -> None:
+async def _no_counters() -> bool:
     """There is nothing to read."""
+    return False
 
 
 class FeedTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.driver = MemoryDriver()
-        self.runner = Runner(Clock(), LogRing(Clock(), 100), _no_counters)
+        self.runner = Runner(Clock(), LogRing(Clock(), 100), MemoryRecord(), _no_counters)
 
     def start(self, *users: User) -> None:
         self.successResultOf(ensureDeferred(self.runner.start(self.driver, Backend(users=users))))

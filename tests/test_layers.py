@@ -229,7 +229,7 @@ API = {name for name in modules() if within(name, "drivers") and name.endswith("
         (["grpc", "grpc_health", "grpc_reflection"], {"node.aio", "node.rpc", "node.tls"} | API),
         (["psutil"], {"node.system", "node.certificate", "drivers.process"}),
         (["subprocess"], {"drivers.install", "drivers.gobuild"}),
-        (["sqlite3"], {"node.store"}),
+        (["sqlite3"], {"node.database"}),
         (["urllib.request", "http.client"], {"drivers.archive", "drivers.install"}),
         (["requests", "dotenv", "pickle", "marshal"], set()),
     ],

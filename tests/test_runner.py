@@ -29,7 +29,7 @@ from node.runner import BACK_TIMEOUT, FAREWELL, LAST_TRY, PORT_RETRY, START_TIME
 from node.users import Accounts
 from node.watch import AUDIT, INTERVAL, PATIENCE
 from protos.service_pb2 import Backend, User
-from tests.memory import Gate, MemoryDriver, MemoryGeneration, MemoryPlan, person
+from tests.memory import Gate, MemoryDriver, MemoryGeneration, MemoryPlan, MemoryRecord, person
 
 GRACE = 30.0
 ANN, BOB, CY = person("ann", "one", "a"), person("bob", "two", "a"), person("cy", "three", "a")
@@ -42,7 +42,8 @@ class RunnerTests(SynchronousTestCase):
         self.driver = MemoryDriver(self.clock)
         self.ring = LogRing(self.clock, 10_000)
         self.readings = 0
-        self.runner = Runner(self.clock, self.ring, self._count)
+        self.record = MemoryRecord()
+        self.runner = Runner(self.clock, self.ring, self.record, self._count)
 
     def tearDown(self) -> None:
         """Nothing is left: no core, no call."""
@@ -54,8 +55,9 @@ class RunnerTests(SynchronousTestCase):
         self.assertEqual(self.driver.running, [])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    async def _count(self) -> None:
+    async def _count(self) -> bool:
         self.readings += 1
+        return False
 
     def start(self, config: str = "a,b", *users: User, exclude: tuple[str, ...] = ()) -> Deferred[None]:
         request = Backend(config=config, users=users, exclude_inbounds=exclude)
@@ -825,7 +827,8 @@ class ManyAtOnce(SynchronousTestCase):
         """Starts, stops, syncs and crashes at any time, however long each takes: the end is what was asked for last."""
         clock = Clock()
         driver = Slow(clock, times)
-        runner = Runner(clock, LogRing(clock, 100), nothing)
+        record = MemoryRecord()
+        runner = Runner(clock, LogRing(clock, 100), record, nothing)
         expected: State = None
         for step in steps:
             step.ask(runner, driver).addErrback(lambda failure: failure.trap(NodeError))
@@ -835,10 +838,13 @@ class ManyAtOnce(SynchronousTestCase):
         self.assertEqual(runner.state, "running" if expected else "stopped")
         found = [(" ".join(core.plan.config.split()), frozenset(core.accounts["a"])) for core in driver.running]
         self.assertEqual(found, [expected] if expected else [])
+        config = " ".join(Backend.FromString(record.request).config.split())
+        self.assertEqual((config, frozenset(record.kept)), expected or ("", frozenset()))
         ensureDeferred(runner.close())
         clock.pump([1] * 30)
         self.assertEqual((driver.running, clock.getDelayedCalls()), ([], []))
 
 
-async def nothing() -> None:
+async def nothing() -> bool:
     """There are no counters."""
+    return False

@@ -81,12 +81,12 @@ class Api:
         reply = await self._call(path, xray_pb2.Nothing(), xray_pb2.SysStatsResponse, seconds)
         return reply
 
-    async def counters(self) -> xray_pb2.QueryStatsResponse:
-        """All counters. Never with reset: a lost reply would lose what it carried."""
+    async def counters(self) -> dict[str, int]:
+        """All counters by name. Never with reset: a lost reply would lose what it carried."""
         request = xray_pb2.QueryStatsRequest(pattern="", reset=False)
         reply: xray_pb2.QueryStatsResponse
         reply = await self._call(STATS + "QueryStats", request, xray_pb2.QueryStatsResponse, BULK_DEADLINE)
-        return reply
+        return {stat.name: stat.value for stat in reply.stat}
 
     async def online_ips(self, email: str) -> dict[str, int]:
         """A user's addresses and when each was last seen; empty where the core has no such map (offline, unknown)."""
@@ -126,15 +126,19 @@ class Api:
 
     async def replace_inbound(self, handler: xray_pb2.InboundHandlerConfig) -> None:
         """Take an inbound out, if it is there, and put it back with other users. Raises `ApiFailed`."""
-        remove = xray_pb2.RemoveInboundRequest(tag=handler.tag)
+        await self.remove_inbound(handler.tag)
+        add = xray_pb2.AddInboundRequest(inbound=handler)
+        await self._call(HANDLER + "AddInbound", add, xray_pb2.Nothing, BULK_DEADLINE)
+
+    async def remove_inbound(self, tag: str) -> None:
+        """Take an inbound out, if it is there: it accepts nobody any more. Raises `ApiFailed`."""
+        remove = xray_pb2.RemoveInboundRequest(tag=tag)
         try:
             await self._call(HANDLER + "RemoveInbound", remove, xray_pb2.Nothing, BULK_DEADLINE)
         except ApiFailed as fault:
             # Its answer for a tag that is not there (app/proxyman/inbound).
             if "not enough information for making a decision" not in str(fault):
                 raise
-        add = xray_pb2.AddInboundRequest(inbound=handler)
-        await self._call(HANDLER + "AddInbound", add, xray_pb2.Nothing, BULK_DEADLINE)
 
     async def _alter(self, operation: Operation) -> str | None:
         try:

@@ -122,6 +122,15 @@ class Connections:
         for where in seen.ended if seen else ():
             self._forget(where)
 
+    async def hang_up(self, ports: Ports) -> None:
+        """End all connections to these ports, whosever they are."""
+        pool = self._reactor.getThreadPool()
+        try:
+            if self._pid is not None:
+                await deferToThreadPool(self._reactor, pool, sockets.hang_up, self._pid, ports)
+        except Unreachable as fault:
+            self._complain(str(fault))
+
     def stop(self) -> None:
         """The core ends, or ended."""
         self._pid = None

@@ -52,6 +52,11 @@ def doors(handlers: Iterable[InboundHandlerConfig], inbounds: Mapping[str, Inbou
     return found
 
 
+def entrances(handlers: Iterable[InboundHandlerConfig]) -> tuple[range, ...]:
+    """The ports of all inbounds, whoever their users are."""
+    return tuple(ports for handler in handlers for ports in _ports(_receiver(handler)))
+
+
 def _door(protocol: str, transport: str, ports: Ports) -> Door:
     # Lines of Shadowsocks-2022 do not say by which network a user came.
     shared = transport not in _ONE_TO_ONE or protocol == "shadowsocks_2022"

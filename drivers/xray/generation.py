@@ -14,13 +14,12 @@ from drivers.process import CoreProcess
 from drivers.xray.api import MAX_REQUEST, Api, ApiFailed, Operation
 from drivers.xray.config import Endpoint, Plan
 from drivers.xray.connections import Connections, Pair
+from drivers.xray.doors import entrances
 from node.errors import CoreFailed
-from node.ledger import DIRECTIONS, Counter, Scope
+from node.ledger import DIRECTIONS, Reading, Scope, counter_name
 from node.users import Accounts, Change, Refusal, apply, key_of
 from protos import xray_pb2
 from protos.service_pb2 import BackendStatsResponse
-
-SCOPES = {scope.value: scope for scope in Scope}
 
 
 class XrayGeneration:
@@ -42,7 +41,7 @@ class XrayGeneration:
         self._plan = plan
         self._process = process
         self._api = api
-        self._names = frozenset((endpoint.inbound, endpoint.outbound))
+        self._own = own_counters(endpoint)
         self.accounts = started
         self._connections = connections
         # Who is being let in: the core may have him before we hear of it.
@@ -65,12 +64,14 @@ class XrayGeneration:
     def when_exited(self) -> Deferred[Exit]:
         return self._process.when_exited()
 
-    async def counters(self) -> Mapping[Counter, int]:
+    async def counters(self) -> Reading:
         try:
-            reply = await self._host.aio.run(self._api.counters())
+            counters = await self._host.aio.run(self._api.counters())
         except ApiFailed as fault:
             raise CoreFailed(f"the core did not give its counters: {fault}") from fault
-        return read_counters(reply, self._names)
+        for name in self._own:
+            counters.pop(name, None)
+        return counters
 
     async def online(self, key: str) -> Mapping[str, int]:
         for email in self._spellings(key):
@@ -139,6 +140,14 @@ class XrayGeneration:
         for tag in sorted(swapped):
             refused += await self._swap(tag, [change for change in changes if change.tag == tag])
         return refused
+
+    async def wind_down(self) -> None:
+        for handler in self._plan.base.inbound:
+            try:
+                await self._host.aio.run(self._api.remove_inbound(handler.tag))
+            except ApiFailed as fault:
+                self.log.warn("inbound {tag!r} goes on accepting: {fault}", tag=handler.tag, fault=fault)
+        await self._connections.hang_up(entrances(self._plan.base.inbound))
 
     async def stop(self) -> None:
         self._connections.stop()
@@ -231,16 +240,7 @@ def email_of(packed: bytes) -> str:
     return xray_pb2.User.FromString(packed).email
 
 
-def read_counters(reply: xray_pb2.QueryStatsResponse, names: frozenset[str]) -> dict[Counter, int]:
-    """The core's counters by our names, without those of the node's own inbound and outbound (`names`).
-
-    They are called `user>>>NAME>>>traffic>>>uplink`, likewise for inbounds and outbounds.
-    """
-    counters: dict[Counter, int] = {}
-    for stat in reply.stat:
-        scope, _, rest = stat.name.partition(">>>")
-        name, _, direction = rest.rpartition(">>>traffic>>>")
-        if scope not in SCOPES or direction not in DIRECTIONS or name in names:
-            continue
-        counters[Counter(SCOPES[scope], name, direction)] = stat.value
-    return counters
+def own_counters(endpoint: Endpoint) -> tuple[str, ...]:
+    """The counters of the node's own inbound and outbound, which are nobody's traffic."""
+    ours = ((Scope.INBOUND, endpoint.inbound), (Scope.OUTBOUND, endpoint.outbound))
+    return tuple(counter_name(scope, name, direction) for scope, name in ours for direction in DIRECTIONS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
@@ -13,11 +14,15 @@ from google.protobuf.message import Message
 
 from protos import service_pb2
 from protos.service_pb2 import BackendStatsResponse, BaseInfoResponse, Empty, StatRequest, StatResponse
+from tests.harness.node import TRAFFIC_INTERVAL
 from tests.harness.rest import Dialect, LogStream, Rest, RestError, Target, delimited
 from tests.harness.rpc import Rpc
 from tests.harness.wait import until
 
 M = TypeVar("M", bound=Message)
+
+# What is asked later than this after something was counted tells of it: see TRAFFIC_INTERVAL.
+READING_AGE = TRAFFIC_INTERVAL / 10
 
 
 class ControllerError(Exception):
@@ -62,6 +67,7 @@ class _Common:
         return self._ask("GetBaseInfo", Empty(), BaseInfoResponse)
 
     def stats(self, kind: service_pb2.StatType, name: str = "", reset: bool = False) -> StatResponse:
+        time.sleep(READING_AGE)
         return self._ask("GetStats", StatRequest(type=kind, name=name, reset=reset), StatResponse)
 
     def online(self, name: str) -> service_pb2.OnlineStatResponse:

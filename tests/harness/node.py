@@ -21,6 +21,8 @@ from tests.harness.wait import accepts, until
 
 _ROOT = Path(__file__).parents[2]
 _TWISTD = Path(sys.executable).with_name("twistd")
+# Seconds between two readings of counters; who asks gets one that is up to a tenth of it old.
+TRAFFIC_INTERVAL = 0.1
 _PORTS = ("REST_PORT", "GRPC_PORT", "SERVICE_PORT")
 _READY = 20.0
 _STOP = 20.0
@@ -121,6 +123,7 @@ class NodeProcess:
             "SSL_CERT_FILE": str(self.certificate.certificate),
             "SSL_KEY_FILE": str(self.certificate.key),
             "XRAY_EXECUTABLE_PATH": str(self.core),
+            "TRAFFIC_INTERVAL": str(TRAFFIC_INTERVAL),
         }
 
     def _look(self) -> None:
