@@ -20,7 +20,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from zope.interface import implementer
 
 from node.auth import Dialect
-from node.calls import Calls, LogReader
+from node.calls import Calls, LogReader, Reply
 from node.errors import Internal, NodeError, UnknownPath, WrongMediaType, WrongVerb
 from node.methods import METHODS, Kind, Method
 from node.site import Request
@@ -75,18 +75,18 @@ def _admit(request: Request) -> None:
 
 async def _unary(calls: Calls, method: Method, request: Request) -> bytes:
     body = request.content.getvalue()
-    return _reply(request, await _accepted(calls.unary(method, body, request.dialect)))
+    return _answer(request, await _accepted(calls.unary(method, body, request.dialect)))
 
 
 async def _feed(calls: Calls, method: Method, request: Request) -> bytes:
-    return _reply(request, await _accepted(_fed(calls, method, request.content.getvalue())))
+    return _answer(request, await _accepted(_fed(calls, method, request.content.getvalue())))
 
 
-async def _fed(calls: Calls, method: Method, body: bytes) -> bytes:
+async def _fed(calls: Calls, method: Method, body: bytes) -> Reply:
     feed = calls.open(method)
     for message in method.cut(body):
         await feed.feed(message)
-    return await feed.finish()
+    return Reply(await feed.finish())
 
 
 async def _logs(calls: Calls, method: Method, request: Request) -> bytes:
@@ -94,18 +94,28 @@ async def _logs(calls: Calls, method: Method, request: Request) -> bytes:
     return b""
 
 
-def _accepted(work: Coroutine[Deferred[object], object, bytes]) -> Deferred[bytes]:
+def _accepted(work: Coroutine[Deferred[object], object, Reply]) -> Deferred[Reply]:
     """The outcome of work that goes on when the caller hangs up, which cancels what is returned here."""
-    outcome: Deferred[bytes] = Deferred()
+    outcome: Deferred[Reply] = Deferred()
+
+    def answer(reply: Reply) -> None:
+        if outcome.called and reply.settle is not None:  # there is nobody to have it any more
+            reply.settle(False)
+        outcome.callback(reply)
+
     done = Deferred.fromCoroutine(work).addErrback(lambda failure: Failure(_translated(failure)))
-    done.addCallbacks(outcome.callback, outcome.errback)
+    done.addCallbacks(answer, outcome.errback)
     return outcome
 
 
-def _reply(request: Request, body: bytes) -> bytes:
+def _answer(request: Request, reply: Reply) -> bytes:
+    """What is still to be written of a response: its body, unless it has to be watched on its way."""
     request.setHeader(b"Content-Type", MEDIA_TYPE.encode())
-    request.setHeader(b"Content-Length", b"%d" % len(body))
-    return body
+    request.setHeader(b"Content-Length", b"%d" % len(reply.body))
+    if reply.settle is None:
+        return reply.body
+    request.site.handovers.write(request, reply.body, reply.settle)
+    return b""
 
 
 def _failed(request: Any, failure: Failure) -> bytes:
