@@ -6,6 +6,7 @@ Authentication, deadlines and the limit of size are behind us here: see `node.si
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -75,11 +76,11 @@ def _admit(request: Request) -> None:
 
 async def _unary(calls: Calls, method: Method, request: Request) -> bytes:
     body = request.content.getvalue()
-    return _answer(request, await _accepted(calls.unary(method, body, request.dialect)))
+    return await _answer(request, await _accepted(calls.unary(method, body, request.dialect)))
 
 
 async def _feed(calls: Calls, method: Method, request: Request) -> bytes:
-    return _answer(request, await _accepted(_fed(calls, method, request.content.getvalue())))
+    return await _answer(request, await _accepted(_fed(calls, method, request.content.getvalue())))
 
 
 async def _fed(calls: Calls, method: Method, body: bytes) -> Reply:
@@ -108,14 +109,24 @@ def _accepted(work: Coroutine[Deferred[object], object, Reply]) -> Deferred[Repl
     return outcome
 
 
-def _answer(request: Request, reply: Reply) -> bytes:
+async def _answer(request: Request, reply: Reply) -> bytes:
     """What is still to be written of a response: its body, unless it has to be watched on its way."""
     request.setHeader(b"Content-Type", MEDIA_TYPE.encode())
     request.setHeader(b"Content-Length", b"%d" % len(reply.body))
     if reply.settle is None:
         return reply.body
-    request.site.handovers.write(request, reply.body, reply.settle)
+    arrived: Deferred[None] = Deferred()
+    request.site.handovers.write(request, reply.body, partial(_settled, reply.settle, arrived))
+    if not request.channel.persistent:
+        # The client has its reply. TLS's farewell behind it would lie unread there when he closes, and his kernel would
+        # reset the connection instead of acknowledging what he read.
+        await arrived
     return b""
+
+
+def _settled(settle: Callable[[bool], None], arrived: Deferred[None], whole: bool) -> None:
+    settle(whole)
+    arrived.callback(None)
 
 
 def _failed(request: Any, failure: Failure) -> bytes:

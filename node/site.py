@@ -129,8 +129,8 @@ class Channel(http.HTTPChannel):
     def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
         self._disarm()
         self.site.connections.discard(self)
-        self.site.handovers.lost(self.transport, reason)
         super().connectionLost(reason)
+        self.site.handovers.lost(self.transport, reason)
 
     def dataReceived(self, data: bytes) -> None:
         if self._idle:
@@ -294,7 +294,6 @@ def _credentials(request: http.Request) -> list[list[str]]:
 
 
 def _notice_death(transport: Any) -> None:
-    """Have the kernel end the connection when the client is gone without a word. Sees through TLS."""
-    below = tcp(transport)
-    for option in _KEEP_ALIVE if ITCPTransport.providedBy(below) else ():
-        below.getHandle().setsockopt(*option)
+    """Have the kernel end the connection when the client is gone without a word."""
+    for option in _KEEP_ALIVE if ITCPTransport.providedBy(tcp(transport)) else ():
+        tcp(transport).getHandle().setsockopt(*option)
