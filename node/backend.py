@@ -13,6 +13,7 @@ from twisted.logger import Logger
 from drivers.interface import Driver
 from node import __version__
 from node.auth import Dialect
+from node.calls import Call
 from node.database import Changes, Saved
 from node.errors import CoreFailed, NodeError, UnknownName, Unsupported
 from node.feeds import ChunkFeed, UserFeed
@@ -91,7 +92,7 @@ class Backend:
 
     # Lifecycle
 
-    async def start(self, request: service_pb2.Backend, _: Dialect) -> BaseInfoResponse:
+    async def start(self, request: service_pb2.Backend, _: Call) -> BaseInfoResponse:
         driver = self._drivers.get(request.type)
         if driver is None:
             raise Unsupported(f"this node has no core of type {type_name(request.type)}")
@@ -107,36 +108,36 @@ class Backend:
         self._keep_alive.set(request.keep_alive)
         return await self._info()
 
-    async def stop(self, _: Empty, dialect: Dialect) -> Empty:
+    async def stop(self, _: Empty, call: Call) -> Empty:
         self._keep_alive.stop()
-        grace = self._policy.stop_grace if dialect is Dialect.DEPLOYED else 0
+        grace = self._policy.stop_grace if call.dialect is Dialect.DEPLOYED else 0
         await self._runner.stop("a controller asked for it", grace)
         return Empty()
 
-    async def info(self, _: Empty, __: Dialect) -> BaseInfoResponse:
+    async def info(self, _: Empty, __: Call) -> BaseInfoResponse:
         return await self._info()
 
     # Statistics
 
-    async def system_stats(self, _: Empty, __: Dialect) -> SystemStatsResponse:
+    async def system_stats(self, _: Empty, __: Call) -> SystemStatsResponse:
         return SystemStatsResponse(**asdict(self._system.current()))
 
-    async def backend_stats(self, _: Empty, __: Dialect) -> service_pb2.BackendStatsResponse:
+    async def backend_stats(self, _: Empty, __: Call) -> service_pb2.BackendStatsResponse:
         self._runner.require()
         return await self._runner.generations[0].backend_stats()
 
-    async def stats(self, request: StatRequest, _: Dialect) -> service_pb2.StatResponse:
-        return await self._traffic.stats(request, lambda settled: settled(True))
+    async def stats(self, request: StatRequest, call: Call) -> service_pb2.StatResponse:
+        return await self._traffic.stats(request, call.when_settled)
 
-    async def online(self, request: StatRequest, _: Dialect) -> service_pb2.OnlineStatResponse:
+    async def online(self, request: StatRequest, _: Call) -> service_pb2.OnlineStatResponse:
         return service_pb2.OnlineStatResponse(name=request.name, value=len(await self._addresses(request.name)))
 
-    async def online_ips(self, request: StatRequest, _: Dialect) -> service_pb2.StatsOnlineIpListResponse:
+    async def online_ips(self, request: StatRequest, _: Call) -> service_pb2.StatsOnlineIpListResponse:
         return service_pb2.StatsOnlineIpListResponse(name=request.name, ips=await self._addresses(request.name))
 
     # Users
 
-    async def sync_users(self, request: service_pb2.Users, _: Dialect) -> Empty:
+    async def sync_users(self, request: service_pb2.Users, _: Call) -> Empty:
         await self._runner.replace(request.users)
         return Empty()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError, Message
@@ -31,6 +33,58 @@ class Backend(Protocol):
         """A controller said something: keep-alive starts anew."""
 
 
+class Call:
+    """One request under way, for whoever answers it: what its caller speaks, and what becomes of the reply."""
+
+    log = Logger()
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.dialect = dialect
+        self._whole: bool | None = None
+        self._callbacks: list[Callable[[bool], None]] = []
+
+    @property
+    def awaited(self) -> bool:
+        """Somebody wants to know what becomes of the reply."""
+        return bool(self._callbacks)
+
+    def when_settled(self, callback: Callable[[bool], None]) -> None:
+        """Have this called once, on the reactor: whether the reply was handed over whole.
+
+        False: the work failed, the caller hung up, the reply could not be sent, the node stopped. To be called before
+        the reply is returned. What "handed over" means on each transport is in docs/interface.md.
+        """
+        if self._whole is None:
+            self._callbacks.append(callback)
+        else:
+            self._tell(callback, self._whole)
+
+    def settle(self, whole: bool) -> None:
+        """For the transports: what became of the reply. The first word counts."""
+        if self._whole is None:
+            self._whole = whole
+            callbacks, self._callbacks = self._callbacks, []
+            for callback in callbacks:
+                self._tell(callback, whole)
+
+    def _tell(self, callback: Callable[[bool], None], whole: bool) -> None:
+        try:
+            callback(whole)
+        except Exception:  # noqa: BLE001 - logged; the transport that brings the word is not to blame
+            self.log.failure("what depends on a reply was not done (handed over: {whole})", whole=whole)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The serialised reply. Where `settle` is given, somebody waits to be told, once, whether it was handed over whole.
+
+    `settle` is to be called on the reactor.
+    """
+
+    body: bytes
+    settle: Callable[[bool], None] | None = None
+
+
 class Calls:
     """All of METHODS for the two transports."""
 
@@ -39,16 +93,31 @@ class Calls:
     def __init__(self, backend: Backend, ring: LogRing) -> None:
         self._backend = backend
         self._ring = ring
+        self._unsettled: set[Call] = set()
 
-    async def unary(self, method: Method, body: bytes, dialect: Dialect) -> bytes:
+    async def unary(self, method: Method, body: bytes, dialect: Dialect) -> Reply:
         """Parse, run and serialise one request."""
         self._backend.touch()
         if not method.built:
             raise Unsupported(f"{method.name} is not built yet")
         request = parse(method, body)
-        handler: Callable[[Any, Dialect], Awaitable[Message]] = getattr(self._backend, method.call)
-        reply = await self._guarded(method, handler(request, dialect))
-        return reply.SerializeToString()
+        handler: Callable[[Any, Call], Awaitable[Message]] = getattr(self._backend, method.call)
+        call = Call(dialect)
+        self._unsettled.add(call)
+        try:
+            reply = (await self._guarded(method, handler(request, call))).SerializeToString()
+        except BaseException:
+            self._settle(call, False)
+            raise
+        if call.awaited:
+            return Reply(reply, partial(self._settle, call))
+        self._unsettled.discard(call)
+        return Reply(reply)
+
+    def close(self) -> None:
+        """The node ends: what was not handed over by now never will be."""
+        for call in tuple(self._unsettled):
+            self._settle(call, False)
 
     def open(self, method: Method) -> OpenFeed:
         """Begin a call whose requests are a stream."""
@@ -62,6 +131,10 @@ class Calls:
 
     def touch(self) -> None:
         self._backend.touch()
+
+    def _settle(self, call: Call, whole: bool) -> None:
+        self._unsettled.discard(call)
+        call.settle(whole)
 
     async def _guarded(self, method: Method, work: Awaitable[Message]) -> Message:
         try:

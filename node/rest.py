@@ -6,6 +6,7 @@ Authentication, deadlines and the limit of size are behind us here: see `node.si
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -20,7 +21,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from zope.interface import implementer
 
 from node.auth import Dialect
-from node.calls import Calls, LogReader
+from node.calls import Calls, LogReader, Reply
 from node.errors import Internal, NodeError, UnknownPath, WrongMediaType, WrongVerb
 from node.methods import METHODS, Kind, Method
 from node.site import Request
@@ -75,18 +76,18 @@ def _admit(request: Request) -> None:
 
 async def _unary(calls: Calls, method: Method, request: Request) -> bytes:
     body = request.content.getvalue()
-    return _reply(request, await _accepted(calls.unary(method, body, request.dialect)))
+    return await _answer(request, await _accepted(calls.unary(method, body, request.dialect)))
 
 
 async def _feed(calls: Calls, method: Method, request: Request) -> bytes:
-    return _reply(request, await _accepted(_fed(calls, method, request.content.getvalue())))
+    return await _answer(request, await _accepted(_fed(calls, method, request.content.getvalue())))
 
 
-async def _fed(calls: Calls, method: Method, body: bytes) -> bytes:
+async def _fed(calls: Calls, method: Method, body: bytes) -> Reply:
     feed = calls.open(method)
     for message in method.cut(body):
         await feed.feed(message)
-    return await feed.finish()
+    return Reply(await feed.finish())
 
 
 async def _logs(calls: Calls, method: Method, request: Request) -> bytes:
@@ -94,18 +95,38 @@ async def _logs(calls: Calls, method: Method, request: Request) -> bytes:
     return b""
 
 
-def _accepted(work: Coroutine[Deferred[object], object, bytes]) -> Deferred[bytes]:
+def _accepted(work: Coroutine[Deferred[object], object, Reply]) -> Deferred[Reply]:
     """The outcome of work that goes on when the caller hangs up, which cancels what is returned here."""
-    outcome: Deferred[bytes] = Deferred()
+    outcome: Deferred[Reply] = Deferred()
+
+    def answer(reply: Reply) -> None:
+        if outcome.called and reply.settle is not None:  # there is nobody to have it any more
+            reply.settle(False)
+        outcome.callback(reply)
+
     done = Deferred.fromCoroutine(work).addErrback(lambda failure: Failure(_translated(failure)))
-    done.addCallbacks(outcome.callback, outcome.errback)
+    done.addCallbacks(answer, outcome.errback)
     return outcome
 
 
-def _reply(request: Request, body: bytes) -> bytes:
+async def _answer(request: Request, reply: Reply) -> bytes:
+    """What is still to be written of a response: its body, unless it has to be watched on its way."""
     request.setHeader(b"Content-Type", MEDIA_TYPE.encode())
-    request.setHeader(b"Content-Length", b"%d" % len(body))
-    return body
+    request.setHeader(b"Content-Length", b"%d" % len(reply.body))
+    if reply.settle is None:
+        return reply.body
+    arrived: Deferred[None] = Deferred()
+    request.site.handovers.write(request, reply.body, partial(_settled, reply.settle, arrived))
+    if not request.channel.persistent:
+        # The client has its reply. TLS's farewell behind it would lie unread there when he closes, and his kernel would
+        # reset the connection instead of acknowledging what he read.
+        await arrived
+    return b""
+
+
+def _settled(settle: Callable[[bool], None], arrived: Deferred[None], whole: bool) -> None:
+    settle(whole)
+    arrived.callback(None)
 
 
 def _failed(request: Any, failure: Failure) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from node.aio import Aio  # first: it sets gRPC's environment
 
@@ -20,7 +20,7 @@ from grpc_reflection.v1alpha import reflection
 from twisted.logger import Logger
 
 from node.auth import Authenticator, dialect
-from node.calls import Calls, LogReader, OpenFeed
+from node.calls import Calls, LogReader, OpenFeed, Reply
 from node.errors import NodeError, Unauthenticated
 from node.methods import MAX_BODY, METHODS, SERVICE, Kind, Method
 from protos.service_pb2 import Log
@@ -44,6 +44,7 @@ _OPTIONS = [
 
 # grpc.aio.ServicerContext; grpcio has no types.
 Context: TypeAlias = Any
+T = TypeVar("T")
 
 
 class RpcServer:
@@ -97,6 +98,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(self, aio: Aio, calls: Calls) -> None:
         self._aio = aio
         self._calls = calls
+        self._telling: set[asyncio.Future[None]] = set()
         self._by_path = {f"/{SERVICE.full_name}/{method.name}": method for method in METHODS}
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
@@ -107,13 +109,28 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             return grpc.unary_stream_rpc_method_handler(self._logs)
         if method.kind is Kind.FEED:
             return grpc.stream_unary_rpc_method_handler(partial(self._feed, method))
-        return grpc.unary_unary_rpc_method_handler(partial(self._unary, method))
+        # One reply is a stream of one on the wire, and here the only kind whose writing can be seen to fail.
+        return grpc.unary_stream_rpc_method_handler(partial(self._unary, method))
 
-    async def _unary(self, method: Method, body: bytes, context: Context) -> bytes:
+    async def _unary(self, method: Method, body: bytes, context: Context) -> None:
         _, x_api_key = _credentials(context.invocation_metadata())
         # What was accepted goes on when the caller hangs up.
-        work = _lasting(self._aio.call(self._calls.unary, method, body, dialect(x_api_key)))
-        return await _answered(work, context)
+        work = asyncio.ensure_future(self._aio.call(self._calls.unary, method, body, dialect(x_api_key)))
+        whole = False
+        try:
+            reply = await _answered(asyncio.shield(work), context)
+            await context.write(reply.body)
+            whole = True
+        finally:
+            work.add_done_callback(partial(self._settle, whole))
+
+    def _settle(self, whole: bool, work: asyncio.Future[Reply]) -> None:
+        """Tell whoever waits for it whether the reply was handed over. Where none was made, he knows."""
+        settle = None if work.cancelled() or work.exception() else work.result().settle
+        if settle is not None:
+            telling = asyncio.ensure_future(self._aio.call(_told, settle, whole))
+            self._telling.add(telling)
+            telling.add_done_callback(self._telling.discard)
 
     async def _feed(self, method: Method, messages: AsyncIterator[bytes], context: Context) -> bytes:
         async def whole() -> bytes:
@@ -129,6 +146,10 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         while True:
             for line in await self._aio.call(reader.next):
                 yield Log(detail=line).SerializeToString()
+
+
+async def _told(settle: Callable[[bool], None], whole: bool) -> None:
+    settle(whole)
 
 
 async def _reading(calls: Calls) -> LogReader:
@@ -184,7 +205,7 @@ def _lasting(work: Coroutine[Any, Any, bytes]) -> Awaitable[bytes]:
     return asyncio.shield(task)
 
 
-async def _answered(work: Awaitable[bytes], context: Context) -> bytes:
+async def _answered(work: Awaitable[T], context: Context) -> T:
     """The reply, or the error as the status it stands for."""
     try:
         return await work

@@ -16,7 +16,6 @@ from typing import Any
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime, ITCPTransport
 from twisted.logger import Logger
-from twisted.protocols.policies import ProtocolWrapper
 from twisted.python.failure import Failure
 from twisted.web import http, server
 from twisted.web.http_headers import Headers
@@ -24,6 +23,7 @@ from twisted.web.resource import IResource
 
 from node.auth import Authenticator, Dialect, dialect
 from node.errors import Internal, InvalidRequest, NodeError, RequestTimeout, TooLarge
+from node.handover import Handovers, tcp
 from node.methods import MAX_BODY
 
 # Seconds in which a client that acknowledges nothing, or takes nothing, counts as gone (tcp(7), TCP_USER_TIMEOUT).
@@ -130,6 +130,7 @@ class Channel(http.HTTPChannel):
         self._disarm()
         self.site.connections.discard(self)
         super().connectionLost(reason)
+        self.site.handovers.lost(self.transport, reason)
 
     def dataReceived(self, data: bytes) -> None:
         if self._idle:
@@ -245,6 +246,7 @@ class Site(server.Site):
         self.authenticator = authenticator
         self.limits = limits or Limits()
         self.connections: set[Channel] = set()
+        self.handovers = Handovers(reactor)
         self._quiet_until = 0.0
         self._log_requests = log_requests
 
@@ -280,6 +282,7 @@ class Site(server.Site):
 
     def disconnect(self) -> None:
         """End every connection, for the node's own end: log streams never end by themselves."""
+        self.handovers.close()
         for channel in tuple(self.connections):
             channel.transport.abortConnection()
 
@@ -291,8 +294,6 @@ def _credentials(request: http.Request) -> list[list[str]]:
 
 
 def _notice_death(transport: Any) -> None:
-    """Have the kernel end the connection when the client is gone without a word. Sees through TLS."""
-    while isinstance(transport, ProtocolWrapper):
-        transport = transport.transport
-    for option in _KEEP_ALIVE if ITCPTransport.providedBy(transport) else ():
-        transport.getHandle().setsockopt(*option)
+    """Have the kernel end the connection when the client is gone without a word."""
+    for option in _KEEP_ALIVE if ITCPTransport.providedBy(tcp(transport)) else ():
+        tcp(transport).getHandle().setsockopt(*option)

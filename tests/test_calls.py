@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.auth import Dialect
-from node.calls import Calls, parse
+from node.calls import Call, Calls, Reply, parse
 from node.errors import Internal, InvalidRequest, NodeError, NotInitialized, Unsupported
 from node.logs import COALESCE, REPLAY, LogRing
 from node.methods import METHODS, Kind, Method
@@ -48,22 +49,32 @@ class Recorder:
         self.touched = 0
         self.asked: list[tuple[str, Any, Dialect]] = []
         self.collected: list[Collected] = []
+        self.callbacks: list[Callable[[bool], None]] = []
+        self.hold: Deferred[None] | None = None
+        self.late: Callable[[bool], None] | None = None
 
     def touch(self) -> None:
         self.touched += 1
 
-    async def info(self, request: Empty, dialect: Dialect) -> Message:
-        return self._answer("info", request, dialect, BaseInfoResponse(version="1.0.0"))
+    async def info(self, request: Empty, call: Call) -> Message:
+        reply = self._answer("info", request, call, BaseInfoResponse(version="1.0.0"))
+        if self.hold is not None:
+            await self.hold
+        if self.late is not None:
+            call.when_settled(self.late)
+        return reply
 
-    async def online(self, request: StatRequest, dialect: Dialect) -> Message:
-        return self._answer("online", request, dialect, StatResponse())
+    async def online(self, request: StatRequest, call: Call) -> Message:
+        return self._answer("online", request, call, StatResponse())
 
     def sync_user(self) -> Collected:
         self.collected.append(Collected(self.fault))
         return self.collected[-1]
 
-    def _answer(self, name: str, request: Any, dialect: Dialect, reply: Message) -> Message:
-        self.asked.append((name, request, dialect))
+    def _answer(self, name: str, request: Any, call: Call, reply: Message) -> Message:
+        self.asked.append((name, request, call.dialect))
+        for callback in self.callbacks:
+            call.when_settled(callback)
         if self.fault:
             raise self.fault
         return reply
@@ -76,14 +87,14 @@ class CallTests(SynchronousTestCase):
         self.ring = LogRing(self.clock, 1000)
         self.calls = Calls(self.backend, self.ring)
 
-    def unary(self, name: str, body: bytes = b"", dialect: Dialect = Dialect.DOCUMENT) -> Deferred[bytes]:
+    def unary(self, name: str, body: bytes = b"", dialect: Dialect = Dialect.DOCUMENT) -> Deferred[Reply]:
         return ensureDeferred(self.calls.unary(BY_NAME[name], body, dialect))
 
     def test_a_call_is_answered(self) -> None:
         """The request arrives parsed with its dialect, the reply leaves serialised."""
         request = StatRequest(name="ann", reset=True)
-        body = self.successResultOf(self.unary("GetUserOnlineStats", request.SerializeToString(), Dialect.DEPLOYED))
-        self.assertEqual(StatResponse.FromString(body), StatResponse())
+        reply = self.successResultOf(self.unary("GetUserOnlineStats", request.SerializeToString(), Dialect.DEPLOYED))
+        self.assertEqual(reply, Reply(b""))
         self.assertEqual(self.backend.asked, [("online", request, Dialect.DEPLOYED)])
 
     def test_what_is_not_built_says_so(self) -> None:
@@ -114,6 +125,52 @@ class CallTests(SynchronousTestCase):
         self.assertIn("KeyError", failure.value.text)
         self.assertNotIn("a secret", failure.value.text)
         self.assertEqual(len(self.flushLoggedErrors(KeyError)), 1)
+
+    def test_whoever_asks_is_told_once(self) -> None:
+        """The transport's first word on a reply reaches everybody who asked, once."""
+        for whole in (True, False):
+            told: list[bool] = []
+            self.backend.callbacks = [told.append, told.append]
+            reply = self.successResultOf(self.unary("GetBaseInfo"))
+            assert reply.settle is not None
+            self.assertEqual(told, [])
+            reply.settle(whole)
+            reply.settle(not whole)
+            self.calls.close()
+            self.assertEqual(told, [whole, whole])
+
+    def test_a_reply_that_is_never_made(self) -> None:
+        """Work that fails after it asked, or cannot be serialised, was not handed over; its own error is answered."""
+        for fault, kind in ((Unsupported("no"), Unsupported), (KeyError("x"), Internal)):
+            told: list[bool] = []
+            self.backend.fault, self.backend.callbacks = fault, [told.append]
+            self.failureResultOf(self.unary("GetUserOnlineStats"), kind)
+            self.assertEqual(told, [False])
+        self.assertEqual(len(self.flushLoggedErrors(KeyError)), 1)
+
+    def test_the_node_ends(self) -> None:
+        """At the node's end everything that is not settled is not handed over: replies, and work without one."""
+        told: list[str] = []
+        self.backend.hold = Deferred()
+        self.backend.callbacks = [lambda whole: told.append(f"early {whole}")]
+        early = self.unary("GetBaseInfo")
+        self.calls.close()
+        self.assertEqual(told, ["early False"])
+        self.backend.callbacks = []
+        self.backend.late = lambda whole: told.append(f"late {whole}")
+        self.backend.hold.callback(None)
+        self.assertEqual(told, ["early False", "late False"])
+        self.assertIsNone(self.successResultOf(early).settle)
+
+    def test_a_callback_that_fails(self) -> None:
+        """It is logged, and keeps neither the others nor the transport from going on."""
+        told: list[bool] = []
+        self.backend.callbacks = [lambda _: told.remove(True), told.append]
+        reply = self.successResultOf(self.unary("GetBaseInfo"))
+        assert reply.settle is not None
+        reply.settle(True)
+        self.assertEqual(told, [True])
+        self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
 
     def test_a_stream_of_requests(self) -> None:
         """Messages arrive one by one, each a sign of life, and the reply comes at the end; no backend is asked for."""

@@ -16,7 +16,7 @@ from twisted.web.client import Agent, HTTPConnectionPool
 from twisted.web.http_headers import Headers
 
 from node.auth import Authenticator, Dialect
-from node.calls import Calls
+from node.calls import Call, Calls
 from node.errors import NotInitialized, NotStarted, UsersRefused
 from node.logs import LogRing
 from node.methods import METHODS, Kind, Method
@@ -52,27 +52,34 @@ class FakeFeed:
 
 
 class FakeBackend:
-    """A coroutine for every row: remembers what it was given and answers a filled message, or fails as it is told."""
+    """A coroutine for every row: remembers what it was given and answers a filled message, or fails as it is told.
+
+    `settled`, where it is a list, is told what becomes of each unary reply.
+    """
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, Message, Dialect | None]] = []
         self.finished: list[str] = []
         self.error: Exception | None = None
         self.hold: Deferred[None] | None = None
+        self.reply: Message | None = None
+        self.settled: list[bool] | None = None
 
     def touch(self) -> None:
         """Keep-alive is not this test's."""
 
-    def __getattr__(self, call: str) -> Callable[..., Any]:
-        method = next(method for method in METHODS if method.call == call)
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = next(method for method in METHODS if method.call == name)
         if method.kind is Kind.FEED:
             return lambda: FakeFeed(self, method)
 
-        async def handler(request: Message, dialect: Dialect) -> Message:
-            self.heard.append((call, request, dialect))
+        async def handler(request: Message, call: Call) -> Message:
+            self.heard.append((name, request, call.dialect))
+            if self.settled is not None:
+                call.when_settled(self.settled.append)
             await self.answer()
-            self.finished.append(call)
-            return sample(method.response)
+            self.finished.append(name)
+            return self.reply or sample(method.response)
 
         return handler
 
