@@ -7,7 +7,7 @@ applies users as a difference. A driver that has no live call for that answers `
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -117,6 +117,10 @@ class Generation(Protocol):
         """End the process: asked, then forced. Returns when it is gone. May be called again meanwhile."""
 
 
+# Ends a generation whose place another one takes: no byte that it has counted is lost, and nobody takes it for a crash.
+End = Callable[[Generation], Awaitable[None]]
+
+
 class Driver(Protocol):
     """A kind of core."""
 
@@ -143,11 +147,12 @@ class Driver(Protocol):
         where only the start itself can tell.
         """
 
-    async def apply(self, generation: Any, changes: Sequence[Change]) -> tuple[Generation, list[Refusal]]:
+    async def apply(self, generation: Any, changes: Sequence[Change], end: End) -> tuple[Generation, list[Refusal]]:
         """Bring changed users into force, all removals before all additions; called for one batch at a time.
 
         Returns the generation that has them: the same where the core has a live call, a new one where the driver
-        had to start a process. What the core did not confirm is refused, by key, and not in `accounts`.
+        had to start a process, for which it has the one before ended by `end`. What the core did not confirm is
+        refused, by key, and not in `accounts`. Raises `errors.CoreFailed` if no core runs any more.
         """
 
     def sweep(self) -> list[int]:

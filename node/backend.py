@@ -123,8 +123,7 @@ class Backend:
         return SystemStatsResponse(**asdict(self._system.current()))
 
     async def backend_stats(self, _: Empty, __: Call) -> service_pb2.BackendStatsResponse:
-        self._runner.require()
-        return await self._runner.generations[0].backend_stats()
+        return await self._runner.newest().backend_stats()
 
     async def stats(self, request: StatRequest, call: Call) -> service_pb2.StatResponse:
         return await self._traffic.stats(request, call.when_settled)
@@ -152,7 +151,7 @@ class Backend:
 
     async def _addresses(self, name: str) -> dict[str, int]:
         """Where a user is connected from, over all generations, and when each address was last seen."""
-        self._runner.require()
+        self._runner.newest()
         if not self._is_user(name):
             raise UnknownName(f"there is no user {name!r}")
         addresses: dict[str, int] = {}

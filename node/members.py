@@ -18,7 +18,7 @@ from twisted.python.failure import Failure
 from drivers.interface import Driver, Generation
 from node.control import Control, Settled
 from node.database import Changes
-from node.errors import Aborted, CoreFailed, NotInitialized, NotStarted, UsersRefused
+from node.errors import Aborted, CoreFailed, NodeError, NotInitialized, NotStarted, UsersRefused
 from node.logs import LogRing
 from node.reconcile import Pairs, Reconciler
 from node.users import Account, Accounts, Change, Refusal, Roster, changed_users, diff, key_of
@@ -102,6 +102,13 @@ class Members:
             raise CoreFailed(f"the core is down: {self.reason}")
         if self.state != "running":
             raise NotInitialized
+
+    def newest(self) -> Generation:
+        """The core to ask. Raises as `require`, and while one takes the place of another."""
+        self.require()
+        if not self.generations:
+            raise NotStarted("users are being brought into force")
+        return self.generations[0]
 
     def _say(self, state: str, reason: str) -> None:
         """Enter a state: `info` tells it, and so do the logs."""
@@ -248,15 +255,27 @@ class Members:
         asked = self.generations[0]
         self._asked = {(change.tag, change.key) for change in changes}
         try:
-            generation, refused = await self.accepted.driver.apply(asked, changes)
+            generation, refused = await self.accepted.driver.apply(asked, changes, self._end_one)
+        except CoreFailed as fault:
+            if not self.generations and self.state == "running":
+                self._again(fault)
+            raise
         finally:
             self._asked = set()
         if generation is not asked:
             self._adopt(generation)
         return refused if refused and generation.alive and await generation.answers(LIVES) else []
 
+    async def _end_one(self, generation: Generation) -> None:
+        """End a core when all that it served is counted."""
+        raise NotImplementedError
+
     def _adopt(self, generation: Generation) -> None:
         """A new run of the core is the newest."""
+        raise NotImplementedError
+
+    def _again(self, fault: NodeError) -> None:
+        """No core runs, and one shall."""
         raise NotImplementedError
 
     def _in_background(self, work: Coroutine[Any, Any, Any] | Deferred[Any], text: str) -> None:

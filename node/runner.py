@@ -94,6 +94,9 @@ class Runner(Members):
             raise ShuttingDown
         deadline = self._reactor.seconds() + START_TIMEOUT
         fingerprint = (driver.name, driver.fingerprint(request.config), frozenset(request.exclude_inbounds))
+        if self.state == "running" and not self.generations:
+            # A core is just taking the place of another one: it may be the one that is asked for.
+            await self._reconciler.idle()
         if self._serves(fingerprint):
             await self._take_back(request, settled)
             return
@@ -240,20 +243,21 @@ class Runner(Members):
     async def _end_generations(self) -> None:
         """End every process, and lose no byte; those that an aborted operation was about to end, too."""
         await self._reconciler.idle()
-        self._ending += self.generations
-        self.generations = []
-        for generation in list(self._ending):
-            if generation.alive and await generation.answers(FAREWELL):
-                await self._wind_down(generation)
-            await generation.stop()
-            self._ending.remove(generation)
+        for generation in [*self._ending, *self.generations]:
+            await self._end_one(generation)
 
-    async def _wind_down(self, generation: Generation) -> None:
-        """Nobody is served any more, and all that was served is counted."""
-        await generation.wind_down()
-        deadline = self._reactor.seconds() + REST
-        while await self._read_counters() and self._reactor.seconds() < deadline:
-            await deferLater(self._reactor, REST_POLL)
+    async def _end_one(self, generation: Generation) -> None:
+        """It serves nobody any more, all that it served is counted, and then it goes."""
+        if generation in self.generations:
+            self.generations.remove(generation)
+            self._ending.append(generation)
+        if generation.alive and await generation.answers(FAREWELL):
+            await generation.wind_down()
+            deadline = self._reactor.seconds() + REST
+            while await self._read_counters() and self._reactor.seconds() < deadline:
+                await deferLater(self._reactor, REST_POLL)
+        await generation.stop()
+        self._ending.remove(generation)
 
     # Resuming
 

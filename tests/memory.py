@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock, deferLater
 
-from drivers.interface import Exit
+from drivers.interface import End, Exit
 from node.errors import CoreFailed, InvalidConfig
 from node.ledger import Reading, Scope
 from node.users import Account, Accounts, Change, Refusal, Unusable, apply
@@ -218,7 +218,7 @@ class MemoryDriver:
         return core
 
     async def apply(
-        self, generation: MemoryGeneration, changes: Sequence[Change]
+        self, generation: MemoryGeneration, changes: Sequence[Change], end: End
     ) -> tuple[MemoryGeneration, list[Refusal]]:
         assert {change.tag for change in changes} <= set(generation.plan.tags), "changes for another configuration"
         self.batches.append(changes)

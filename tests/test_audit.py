@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.trial.unittest import TestCase
 
-from drivers.interface import Host
+from drivers.interface import Generation, Host
 from drivers.xray import Xray
 from drivers.xray.api import Api, Operation
 from drivers.xray.generation import XrayGeneration
@@ -27,6 +27,11 @@ from tests.harness.users import TestUser
 
 PEOPLE = [TestUser.new(f"{name}@test") for name in ("Anna", "bert", "carl")]
 STRANGER = TestUser.new("stranger@test")
+
+
+async def never(_: Generation) -> None:
+    """Xray changes users while it runs."""
+    raise AssertionError
 
 
 class AuditTests(TestCase):
@@ -59,7 +64,7 @@ class AuditTests(TestCase):
         assert await self.aio.run(self.behind.alter(operations)) == [None] * len(operations)
 
     async def repair(self) -> None:
-        refused = (await self.driver.apply(self.core, diff(self.core.accounts, self.roster.target)))[1]
+        refused = (await self.driver.apply(self.core, diff(self.core.accounts, self.roster.target), never))[1]
         assert not refused
 
     async def names(self, tag: str) -> set[str]:

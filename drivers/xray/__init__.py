@@ -12,7 +12,7 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 
 from drivers import process
-from drivers.interface import Host
+from drivers.interface import End, Host
 from drivers.process import CoreProcess
 from drivers.xray import config, text
 from drivers.xray.access import Shown
@@ -76,7 +76,7 @@ class Xray:
         return XrayGeneration(self._host, plan, core, channel, api, connections, target)
 
     async def apply(
-        self, generation: XrayGeneration, changes: Sequence[Change]
+        self, generation: XrayGeneration, changes: Sequence[Change], _: End
     ) -> tuple[XrayGeneration, list[Refusal]]:
         return generation, await generation.apply(changes)
 
