@@ -38,8 +38,9 @@ class Call:
 
     log = Logger()
 
-    def __init__(self, dialect: Dialect) -> None:
+    def __init__(self, method: Method, dialect: Dialect) -> None:
         self.dialect = dialect
+        self._method = method
         self._whole: bool | None = None
         self._callbacks: list[Callable[[bool], None]] = []
 
@@ -52,8 +53,11 @@ class Call:
         """Have this called once, on the reactor: whether the reply was handed over whole.
 
         False: the work failed, the caller hung up, the reply could not be sent, the node stopped. To be called before
-        the reply is returned. What "handed over" means on each transport is in docs/interface.md.
+        the reply is returned, and only where the method `settles`. What "handed over" means on each transport is in
+        docs/interface.md.
         """
+        if not settles(self._method):
+            raise RuntimeError(f"nothing is known of what becomes of a reply of {self._method.name}")
         if self._whole is None:
             self._callbacks.append(callback)
         else:
@@ -102,7 +106,7 @@ class Calls:
             raise Unsupported(f"{method.name} is not built yet")
         request = parse(method, body)
         handler: Callable[[Any, Call], Awaitable[Message]] = getattr(self._backend, method.call)
-        call = Call(dialect)
+        call = Call(method, dialect)
         self._unsettled.add(call)
         try:
             reply = (await self._guarded(method, handler(request, call))).SerializeToString()
@@ -178,6 +182,11 @@ class LogReader:
         """The next lines, at least one. Cancelling it is fine."""
         lines, self._cursor = await self._ring.follow(self._cursor)
         return lines
+
+
+def settles(method: Method) -> bool:
+    """Whether it becomes known what became of a reply: where a request can take something away. It costs a little."""
+    return "reset" in method.request.DESCRIPTOR.fields_by_name
 
 
 def parse(method: Method, body: bytes) -> Message:

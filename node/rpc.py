@@ -20,7 +20,7 @@ from grpc_reflection.v1alpha import reflection
 from twisted.logger import Logger
 
 from node.auth import Authenticator, dialect
-from node.calls import Calls, LogReader, OpenFeed, Reply
+from node.calls import Calls, LogReader, OpenFeed, Reply, settles
 from node.errors import NodeError, Unauthenticated
 from node.methods import MAX_BODY, METHODS, SERVICE, Kind, Method
 from protos.service_pb2 import Log
@@ -99,23 +99,28 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._aio = aio
         self._calls = calls
         self._telling: set[asyncio.Future[None]] = set()
-        self._by_path = {f"/{SERVICE.full_name}/{method.name}": method for method in METHODS}
+        self._by_path = {f"/{SERVICE.full_name}/{method.name}": self._handler(method) for method in METHODS}
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        method = self._by_path.get(details.method)
-        if method is None:
-            return None
+        return self._by_path.get(details.method)
+
+    def _handler(self, method: Method) -> grpc.RpcMethodHandler:
         if method.kind is Kind.LOGS:
             return grpc.unary_stream_rpc_method_handler(self._logs)
         if method.kind is Kind.FEED:
             return grpc.stream_unary_rpc_method_handler(partial(self._feed, method))
-        # One reply is a stream of one on the wire, and here the only kind whose writing can be seen to fail.
-        return grpc.unary_stream_rpc_method_handler(partial(self._unary, method))
+        if settles(method):
+            # A stream of one reply is the same on the wire. It costs a second write, but only its writing can be seen
+            # to fail: of a unary reply gRPC says OK, whatever became of it.
+            return grpc.unary_stream_rpc_method_handler(partial(self._watched, method))
+        return grpc.unary_unary_rpc_method_handler(partial(self._unary, method))
 
-    async def _unary(self, method: Method, body: bytes, context: Context) -> None:
-        _, x_api_key = _credentials(context.invocation_metadata())
-        # What was accepted goes on when the caller hangs up.
-        work = asyncio.ensure_future(self._aio.call(self._calls.unary, method, body, dialect(x_api_key)))
+    async def _unary(self, method: Method, body: bytes, context: Context) -> bytes:
+        reply = await _answered(_lasting(self._call(method, body, context)), context)
+        return reply.body
+
+    async def _watched(self, method: Method, body: bytes, context: Context) -> None:
+        work = asyncio.ensure_future(self._call(method, body, context))
         whole = False
         try:
             reply = await _answered(asyncio.shield(work), context)
@@ -123,6 +128,11 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             whole = True
         finally:
             work.add_done_callback(partial(self._settle, whole))
+
+    def _call(self, method: Method, body: bytes, context: Context) -> Coroutine[Any, Any, Reply]:
+        """What was accepted goes on when the caller hangs up: to be shielded."""
+        _, x_api_key = _credentials(context.invocation_metadata())
+        return self._aio.call(self._calls.unary, method, body, dialect(x_api_key))
 
     def _settle(self, whole: bool, work: asyncio.Future[Reply]) -> None:
         """Tell whoever waits for it whether the reply was handed over. Where none was made, he knows."""
@@ -198,7 +208,7 @@ def _seen(done: asyncio.Future[Any]) -> None:
         done.exception()
 
 
-def _lasting(work: Coroutine[Any, Any, bytes]) -> Awaitable[bytes]:
+def _lasting(work: Coroutine[Any, Any, T]) -> Awaitable[T]:
     """Goes on when the caller hangs up; then nobody is left to be told how it ended."""
     task = asyncio.ensure_future(work)
     task.add_done_callback(_seen)

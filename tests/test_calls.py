@@ -14,7 +14,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.auth import Dialect
-from node.calls import Call, Calls, Reply, parse
+from node.calls import Call, Calls, Reply, parse, settles
 from node.errors import Internal, InvalidRequest, NodeError, NotInitialized, Unsupported
 from node.logs import COALESCE, REPLAY, LogRing
 from node.methods import METHODS, Kind, Method
@@ -57,15 +57,15 @@ class Recorder:
         self.touched += 1
 
     async def info(self, request: Empty, call: Call) -> Message:
-        reply = self._answer("info", request, call, BaseInfoResponse(version="1.0.0"))
+        return self._answer("info", request, call, BaseInfoResponse(version="1.0.0"))
+
+    async def online(self, request: StatRequest, call: Call) -> Message:
+        reply = self._answer("online", request, call, StatResponse())
         if self.hold is not None:
             await self.hold
         if self.late is not None:
             call.when_settled(self.late)
         return reply
-
-    async def online(self, request: StatRequest, call: Call) -> Message:
-        return self._answer("online", request, call, StatResponse())
 
     def sync_user(self) -> Collected:
         self.collected.append(Collected(self.fault))
@@ -131,7 +131,7 @@ class CallTests(SynchronousTestCase):
         for whole in (True, False):
             told: list[bool] = []
             self.backend.callbacks = [told.append, told.append]
-            reply = self.successResultOf(self.unary("GetBaseInfo"))
+            reply = self.successResultOf(self.unary("GetUserOnlineStats"))
             assert reply.settle is not None
             self.assertEqual(told, [])
             reply.settle(whole)
@@ -153,7 +153,7 @@ class CallTests(SynchronousTestCase):
         told: list[str] = []
         self.backend.hold = Deferred()
         self.backend.callbacks = [lambda whole: told.append(f"early {whole}")]
-        early = self.unary("GetBaseInfo")
+        early = self.unary("GetUserOnlineStats")
         self.calls.close()
         self.assertEqual(told, ["early False"])
         self.backend.callbacks = []
@@ -162,11 +162,19 @@ class CallTests(SynchronousTestCase):
         self.assertEqual(told, ["early False", "late False"])
         self.assertIsNone(self.successResultOf(early).settle)
 
+    def test_where_nothing_is_known(self) -> None:
+        """Who asks where no transport tells finds out at once, not by waiting for ever."""
+        self.assertTrue(settles(BY_NAME["GetStats"]))
+        self.assertFalse(settles(BY_NAME["GetBaseInfo"]))
+        self.backend.callbacks = [self.fail]
+        self.failureResultOf(self.unary("GetBaseInfo"), Internal)
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+
     def test_a_callback_that_fails(self) -> None:
         """It is logged, and keeps neither the others nor the transport from going on."""
         told: list[bool] = []
         self.backend.callbacks = [lambda _: told.remove(True), told.append]
-        reply = self.successResultOf(self.unary("GetBaseInfo"))
+        reply = self.successResultOf(self.unary("GetUserOnlineStats"))
         assert reply.settle is not None
         reply.settle(True)
         self.assertEqual(told, [True])

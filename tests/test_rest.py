@@ -16,7 +16,7 @@ from twisted.web.client import Agent, HTTPConnectionPool
 from twisted.web.http_headers import Headers
 
 from node.auth import Authenticator, Dialect
-from node.calls import Call, Calls
+from node.calls import Call, Calls, settles
 from node.errors import NotInitialized, NotStarted, UsersRefused
 from node.logs import LogRing
 from node.methods import METHODS, Kind, Method
@@ -75,7 +75,7 @@ class FakeBackend:
 
         async def handler(request: Message, call: Call) -> Message:
             self.heard.append((name, request, call.dialect))
-            if self.settled is not None:
+            if self.settled is not None and settles(method):
                 call.when_settled(self.settled.append)
             await self.answer()
             self.finished.append(name)
