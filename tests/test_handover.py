@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import socket
-import ssl
 import struct
-import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -17,11 +13,6 @@ from typing import Any
 
 import grpc
 import pytest
-from h2.config import H2Configuration
-from h2.connection import H2Connection
-from h2.errors import ErrorCodes
-from h2.events import DataReceived
-from h2.settings import SettingCodes
 from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
@@ -42,6 +33,7 @@ from node.tls import Certificates
 from protos.service_pb2 import Stat, StatResponse
 from tests.harness import certs
 from tests.harness.ports import free_port
+from tests.harness.wire import GrpcWire, Wire
 from tests.test_rest import FakeBackend, until
 
 reactor: Any = installed
@@ -151,40 +143,6 @@ class LookTests(SynchronousTestCase):
         self.clock.advance(1)
         self.check_settled(False)
         self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)
-
-
-class Wire:
-    """A client that speaks TLS and reads when it is told to. Blocking: for threads."""
-
-    def __init__(self, port: int, pem: str, *alpn: str) -> None:
-        context = ssl.create_default_context(cadata=pem)
-        context.set_alpn_protocols(alpn)
-        link = socket.create_connection(("127.0.0.1", port), timeout=10)
-        self.link = context.wrap_socket(link, server_hostname="localhost")
-
-    def send(self, *parts: bytes) -> None:
-        self.link.sendall(b"".join(parts))
-
-    def read(self, size: int) -> int:
-        """Read until this many bytes are there, or the connection ends. Returns how many came."""
-        got = 0
-        with contextlib.suppress(ssl.SSLEOFError, ConnectionResetError):
-            while got < size and (data := self.link.recv(min(65_536, size - got))):
-                got += len(data)
-        return got
-
-    def take(self) -> bytes:
-        """Read one response to its end and no further. Returns its body."""
-        response = http.client.HTTPResponse(self.link)
-        response.begin()
-        return response.read()
-
-    def reset(self) -> None:
-        self.link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.link.close()
-
-    def close(self) -> None:
-        self.link.close()
 
 
 class HandoverCase(TestCase):
@@ -415,39 +373,6 @@ def read_and(wire: Wire, size: int, leave: Callable[[Wire], None]) -> None:
     leave(wire)
 
 
-class GrpcWire(Wire):
-    """A gRPC client that opens its window no further than it is told."""
-
-    def __init__(self, port: int, pem: str, window: int = 65_535) -> None:
-        super().__init__(port, pem, "h2")
-        self.http = H2Connection(H2Configuration(client_side=True))
-        self.http.initiate_connection()
-        if window > 65_535:
-            self.http.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: window})
-            self.http.increment_flow_control_window(window - 65_535)
-
-    def ask(self, deadline: str = "60S") -> None:
-        path = f"/{SERVICE.full_name}/GetStats"
-        basic = {":method": "POST", ":scheme": "https", ":path": path, ":authority": "localhost", "te": "trailers"}
-        more = {"content-type": "application/grpc", "x-api-key": KEY, "grpc-timeout": deadline}
-        self.http.send_headers(1, [*basic.items(), *more.items()])
-        self.http.send_data(1, bytes(5), end_stream=True)
-        self.send(self.http.data_to_send())
-
-    def read(self, size: int) -> int:
-        """Read this much of the message."""
-        got, end = 0, time.monotonic() + 10
-        while got < size and time.monotonic() < end:
-            events = self.http.receive_data(self.link.recv(65_536))
-            got += sum(len(event.data or b"") for event in events if isinstance(event, DataReceived))
-            self.send(self.http.data_to_send())
-        return got
-
-    def cancel(self) -> None:
-        self.http.reset_stream(1, ErrorCodes.CANCEL)
-        self.send(self.http.data_to_send())
-
-
 class GrpcTests(HandoverCase):
     """gRPC: written to the connection, every byte."""
 
@@ -465,7 +390,7 @@ class GrpcTests(HandoverCase):
         self.backend.reply = reply
         wire: GrpcWire = await deferToThread(GrpcWire, self.port, self.pem, window)
         self.addCleanup(wire.close)
-        await deferToThread(wire.ask, deadline)
+        await deferToThread(wire.ask, f"/{SERVICE.full_name}/GetStats", KEY, b"", deadline)
         return wire
 
     async def check_lost(self, leave: Callable[[GrpcWire], None]) -> None:

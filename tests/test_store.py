@@ -6,6 +6,7 @@ import os
 import sqlite3
 import stat
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
@@ -192,7 +193,9 @@ class FailingDatabase(Database):
 
 class StoreTests(TestCase):
     def setUp(self) -> None:
-        self.file = Path(self.mktemp())
+        temporary = TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.file = Path(temporary.name) / "state.db"
         self.store = Store(reactor, self.file)
         self.database = FailingDatabase(self.file)
         self.database.faults = []
