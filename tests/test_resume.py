@@ -1,0 +1,267 @@
+"""The proxies go on without their controller: after the node's end, on a bad disk, when nobody calls."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+
+from protos.service_pb2 import Backend, UsersStat
+from tests.conftest import Place, connection, control, gets_in, member, run, stays_out
+from tests.harness import transfer
+from tests.harness.controller import Controller, RestController, traffic
+from tests.harness.core import find_xray
+from tests.harness.echo import EchoServer
+from tests.harness.inbounds import Kind
+from tests.harness.node import NodeProcess
+from tests.harness.users import TestUser
+from tests.harness.wait import accepts, until
+
+ANNA, BERT, CARL = (TestUser.new(f"{name}@test") for name in ("anna", "bert", "carl"))
+
+
+@pytest.fixture
+def home(all_kinds: Mapping[str, Kind]) -> Place:
+    return Place(all_kinds["vless-raw"], "home")
+
+
+@pytest.fixture
+def node(own_node: NodeProcess) -> NodeProcess:
+    """Each test ends its node."""
+    return own_node
+
+
+def core(node: NodeProcess) -> int:
+    [pid] = node.core_pids()
+    return pid
+
+
+def again(node: NodeProcess, how: str = "kill") -> None:
+    """The node ends, and another one begins."""
+    {"kill": node.kill, "stop": node.stop}[how]()
+    node.start()
+
+
+def in_state(controller: Controller, state: str) -> str:
+    """Waits for it; the reason."""
+    until(lambda: controller.info().state == state, what=f"it is {state}")
+    return controller.info().reason
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_it_comes_back_by_itself(node: NodeProcess, home: Place, echo: EchoServer, how: str) -> None:
+    """With its users as they were said last, before any controller calls; an identical Start changes nothing then."""
+    with control(node, "grpc") as controller:
+        run(controller, [home], [member(ANNA, home), member(BERT, home)])
+        controller.sync_user(member(CARL, home), member(BERT))
+    again(node, how)
+    until(lambda: gets_in(home, CARL, echo), what="who was added last is in")
+    assert gets_in(home, ANNA, echo)
+    assert stays_out(home, BERT, echo)
+    before = core(node)
+    with control(node, "rest") as controller, connection(home, ANNA, echo) as link:
+        assert run(controller, [home], [member(ANNA, home), member(CARL, home)]).running
+        transfer.echo(link, b"still there")
+    assert core(node) == before
+
+
+@pytest.mark.parametrize("transport", ["rest", "grpc"])
+def test_what_was_answered_is_on_disk(node: NodeProcess, home: Place, echo: EchoServer, transport: str) -> None:
+    """A change of users that was answered outlives the node and the core, killed the moment after."""
+    with control(node, transport) as controller:
+        run(controller, [home], [member(ANNA, home)])
+    for number in range(3):
+        newcomer = TestUser.new(f"{number}@test")
+        with control(node, transport) as controller:
+            controller.sync_users([member(ANNA, home), member(newcomer, home)])
+            controller.sync_user(member(BERT, home))
+            node.kill()
+        node.start()
+        for person in (newcomer, ANNA, BERT):
+            until(lambda: gets_in(home, person, echo), what="he is in")  # noqa: B023
+
+
+@pytest.mark.parametrize("dialect", ["bearer", "x-api-key"])
+def test_what_was_stopped_stays_away(node: NodeProcess, home: Place, dialect: str) -> None:
+    """A Stop forgets the backend at once, while a panel's grace is not over, too."""
+    with closing(RestController(node, dialect="bearer" if dialect == "bearer" else "x-api-key")) as controller:
+        run(controller, [home], [member(ANNA, home)])
+        controller.stop()
+        again(node)
+        assert in_state(controller, "stopped") == ""
+        assert not node.core_pids()
+
+
+def test_what_was_refused_is_not_resumed(node: NodeProcess, home: Place, echo: EchoServer) -> None:
+    """A Start that failed leaves what ran before it, also for the next node."""
+    with control(node, "rest") as controller:
+        run(controller, [home], [member(ANNA, home)])
+        with pytest.raises(Exception, match="400"):
+            controller.start(Backend(config="{", users=[member(BERT, home)]))
+        again(node)
+    until(lambda: gets_in(home, ANNA, echo), what="she is in")
+
+
+def test_no_resume(tmp_path: Path, home: Place) -> None:
+    """RESUME=off: the node waits for a controller, and still has the traffic that nobody took."""
+    with NodeProcess(tmp_path, RESUME="off") as node, control(node, "grpc") as controller:
+        run(controller, [home], [member(ANNA, home)])
+        again(node)
+        assert in_state(controller, "stopped") == ""
+        assert not node.core_pids()
+
+
+def test_a_resume_that_fails_is_tried_again(tmp_path: Path, home: Place, echo: EchoServer) -> None:
+    """A core that is not there when the node starts is waited for; `info` and the log tell what is missing."""
+    xray = tmp_path / "xray"
+    xray.symlink_to(find_xray())
+    with NodeProcess(tmp_path, XRAY_EXECUTABLE_PATH=str(xray)) as node, control(node, "rest") as controller:
+        run(controller, [home], [member(ANNA, home)])
+        node.kill()
+        xray.unlink()
+        node.start()
+        assert "xray" in in_state(controller, "failed")
+        with controller.logs() as logs:
+            logs.find("not resumed")
+        with pytest.raises(Exception, match="core is down"):
+            controller.sync_users([member(BERT, home)])
+        xray.symlink_to(find_xray())
+        in_state(controller, "running")
+        assert gets_in(home, ANNA, echo)
+
+
+def test_a_start_while_it_is_tried(tmp_path: Path, home: Place, all_kinds: Mapping[str, Kind]) -> None:
+    """A controller that comes meanwhile is heard, and what failed before is not tried any more."""
+    xray, work = tmp_path / "xray", Place(all_kinds["trojan-tls"], "work")
+    xray.symlink_to(find_xray())
+    with NodeProcess(tmp_path, XRAY_EXECUTABLE_PATH=str(xray)) as node, control(node, "rest") as controller:
+        run(controller, [home], [member(ANNA, home)])
+        node.kill()
+        xray.unlink()
+        node.start()
+        in_state(controller, "failed")
+        xray.symlink_to(find_xray())
+        run(controller, [work], [member(BERT, work)])
+        before = core(node)
+        over = time.monotonic() + 5
+        until(lambda: time.monotonic() > over, what="another try would have come")
+        assert core(node) == before
+
+
+# Keep-alive
+
+
+def test_keep_alive_ends_it_for_good(node: NodeProcess, home: Place, echo: EchoServer) -> None:
+    """When nobody calls in time the counters are read, the core ends, and the next node does not bring it back."""
+    with control(node, "rest") as controller:
+        run(controller, [home], [member(ANNA, home)], keep_alive=1)
+        with connection(home, ANNA, echo) as link:
+            transfer.download(link, 100_000)
+        until(lambda: not node.core_pids(), what="the core ends")
+        again(node)
+        assert not node.core_pids()
+        assert controller.info().state == "stopped"
+        assert traffic(controller.stats(UsersStat))[ANNA.email]["downlink"] >= 100_000
+
+
+def test_keep_alive_that_keeps(tmp_path: Path, home: Place, echo: EchoServer) -> None:
+    """KEEP_ALIVE_ACTION=keep: nobody calls, it is said, and the proxies go on, over the node's end as well."""
+    with NodeProcess(tmp_path, KEEP_ALIVE_ACTION="keep") as node, control(node, "rest") as controller:
+        with controller.logs() as logs:
+            run(controller, [home], [member(ANNA, home)], keep_alive=1)
+            before = core(node)
+            logs.find("no controller was heard of for 1 s; the backend goes on")
+        assert core(node) == before
+        assert gets_in(home, ANNA, echo)
+        again(node)
+        until(lambda: gets_in(home, ANNA, echo), what="she is in")
+
+
+def test_keep_alive_goes_on_where_it_was(node: NodeProcess, home: Place) -> None:
+    """A node that is killed does not give its controller all of the time again, nor take any of it away."""
+    with control(node, "grpc") as controller:
+        run(controller, [home], [member(ANNA, home)], keep_alive=8)
+    half = time.monotonic() + 5
+    until(lambda: time.monotonic() > half, what="some of the time is over")
+    again(node)
+    until(lambda: accepts(home.port), what="it is resumed")
+    resumed = time.monotonic()
+    until(lambda: not node.core_pids(), 7, "the core ends")
+    assert 1.5 < time.monotonic() - resumed < 6
+
+
+# Bad disks
+
+
+@pytest.fixture
+def small_disk(node: NodeProcess, home: Place) -> Iterator[psutil.Process]:
+    """A node that may not write a file any larger than its files are now."""
+    with control(node, "rest") as controller:
+        run(controller, [home], [member(ANNA, home)])
+    largest = max(path.stat().st_size for path in node.state.glob("state.db*"))
+    process = psutil.Process(node.pid)
+    process.rlimit(psutil.RLIMIT_FSIZE, (largest, psutil.Process().rlimit(psutil.RLIMIT_FSIZE)[1]))
+    yield process
+
+
+def test_a_full_disk(small_disk: psutil.Process, node: NodeProcess, home: Place, echo: EchoServer) -> None:
+    """Nothing is refused, `info` warns, and when there is room again everything is written."""
+    crowd = [member(TestUser.new(f"{number}@test"), home) for number in range(2000)]
+    with control(node, "grpc") as controller, control(node, "rest") as other:
+        controller.sync_users([member(ANNA, home), member(BERT, home), *crowd])
+        until(lambda: any("cannot be written" in text for text in controller.info().warnings), what="it warns")
+        with connection(home, BERT, echo) as link:
+            transfer.download(link, 100_000)
+        other.sync_user(member(CARL, home))
+        assert gets_in(home, CARL, echo)
+        assert traffic(other.stats(UsersStat))[BERT.email]["downlink"] >= 100_000
+        assert sum("NOT ON DISK" in line for line in node.lines) == 1
+        small_disk.rlimit(psutil.RLIMIT_FSIZE, (-1, -1))
+        until(lambda: not controller.info().warnings, 20, "it is written")
+        again(node)
+        until(lambda: gets_in(home, CARL, echo), what="who was added meanwhile is in")
+        assert traffic(other.stats(UsersStat))[BERT.email]["downlink"] >= 100_000
+
+
+def test_a_damaged_file(node: NodeProcess, home: Place, echo: EchoServer) -> None:
+    """It is moved aside, the node starts and says so, and is as good as new."""
+    with control(node, "rest") as controller:
+        run(controller, [home], [member(ANNA, home)])
+        node.kill()
+        (node.state / "state.db").write_bytes(os.urandom(10_000))
+        for suffix in ("-wal", "-shm"):
+            (node.state / f"state.db{suffix}").unlink()
+        node.start()
+        [warning] = controller.info().warnings
+        assert "state.db.damaged-" in warning
+        assert list(node.state.glob("state.db.damaged-*"))
+        run(controller, [home], [member(BERT, home)])
+        again(node)
+        until(lambda: gets_in(home, BERT, echo), what="he is in")
+        assert not controller.info().warnings
+
+
+def test_files_are_private(node: NodeProcess, home: Place) -> None:
+    """Users' secrets are in a directory and in files that are the node's alone."""
+    with control(node, "rest") as controller:
+        run(controller, [home], [member(ANNA, home)])
+    assert node.state.stat().st_mode & 0o777 == 0o700
+    files = list(node.state.glob("state.db*"))
+    assert len(files) == 3
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+
+
+def test_the_node_ends_with_its_core_stopped(node: NodeProcess, home: Place, echo: EchoServer) -> None:
+    """A core that does not answer any more holds up neither the node's end nor the next one's start."""
+    with control(node, "rest") as controller:
+        run(controller, [home], [member(ANNA, home)])
+    os.kill(core(node), signal.SIGSTOP)
+    node.stop()
+    node.start()
+    until(lambda: gets_in(home, ANNA, echo), what="she is in")
