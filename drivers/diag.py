@@ -84,5 +84,8 @@ def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _peer(payload: bytes) -> Endpoint:
+    family: int
+    port: bytes
+    address: bytes
     family, port, _, address = _FOUND.unpack_from(payload)
     return (address[:4] if family == socket.AF_INET else plain(address)) + port
