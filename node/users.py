@@ -53,11 +53,11 @@ class Change(NamedTuple):
 
 
 class Supplied(NamedTuple):
-    """The users of a whole set by key, in stored order: as they came, their inbounds, and as they are kept."""
+    """The users of a whole set, in stored order: as they are kept by key, as they came, and their inbounds."""
 
-    users: dict[str, User]
-    tags: dict[str, Tags]
     packed: dict[str, bytes]
+    users: list[User]
+    tags: list[Tags]
 
 
 def key_of(email: str) -> str:
@@ -112,7 +112,7 @@ class Roster:
     def _read(self, users: Iterable[User]) -> tuple[Supplied, list[Refusal]]:
         """Those of a set who can be here, and who cannot whatever the others are."""
         refused: list[Refusal] = []
-        supplied, known = Supplied({}, {}, {}), lru_cache(self._known)
+        supplied, known = Supplied({}, [], []), lru_cache(self._known)
         for key, user in one_spelling(users, refused).items():
             try:
                 check_email(user.email)
@@ -121,8 +121,9 @@ class Roster:
                 continue
             named = tuple(user.inbounds)
             if tags := known(named):
-                supplied.users[key], supplied.tags[key] = user, tags
                 supplied.packed[key] = normal(user, named).SerializeToString()
+                supplied.users.append(user)
+                supplied.tags.append(tags)
         return supplied, refused
 
     def _keeping(self, stored: Mapping[str, bytes], account_of: AccountOf) -> Roster:
@@ -140,8 +141,7 @@ class Roster:
     def _fill(self, supplied: Supplied) -> list[Refusal]:
         """Take in those of a set who are not here yet; who of all of it cannot be used."""
         refused: list[Refusal] = []
-        for key, user in supplied.users.items():
-            tags = supplied.tags[key]
+        for key, user, tags in zip(*supplied, strict=True):
             if key not in self.users:
                 self._enter(key, user, tags, refused)
             elif any(key not in self.target[tag] for tag in tags):

@@ -62,9 +62,9 @@ def vless(inbound: Inbound, user: service_pb2.User) -> Account | None:
     if flow not in ("", VISION):
         raise Unusable(f"the flow {flow!r} is unknown")
     text, identity = parse_uuid(account.id)
-    packed = _field(b"\x0a", text.encode())
+    packed = field(b"\x0a", text.encode())
     if flow and inbound.vision:
-        packed += _field(b"\x12", flow.encode())
+        packed += field(b"\x12", flow.encode())
     # Xray ignores bytes 6 and 7 of a VLESS id (proxy/vless/validator.go).
     credential = identity[:6] + identity[8:]
     return Account(pack(user.email, "xray.proxy.vless.Account", packed), credential)
@@ -128,26 +128,31 @@ BUILDERS: dict[str, Callable[[Inbound, service_pb2.User], Account | None]] = {
 
 def pack(email: str, type_name: str, account: bytes) -> bytes:
     """A serialised protocol.User: what a configuration and AlterInbound take alike."""
-    typed = _type_field(type_name) + _field(b"\x12", account)
-    return _field(b"\x12", email.encode()) + _field(b"\x1a", typed)
+    name = email.encode()
+    typed = b"".join((_type_field(type_name), b"\x12", SIZE[len(account)], account))
+    return b"".join((b"\x12", SIZE[len(name)], name, b"\x1a", SIZE[len(typed)], typed))
 
 
 def email_of(packed: bytes) -> str:
     """The name in a serialised protocol.User. Ours begin with it, the core's own may begin with their level."""
-    if packed[:1] == b"\x12" and packed[1] < FEW:
+    if packed[:1] == b"\x12" and packed[1] < 0x80:
         return packed[2 : 2 + packed[1]].decode()
     return xray_pb2.User.FromString(packed).email
 
 
 @cache
 def _type_field(name: str) -> bytes:
-    return _field(b"\x0a", name.encode())
+    return field(b"\x0a", name.encode())
 
 
-def _field(tag: bytes, value: bytes) -> bytes:
-    """Bytes or a message as protobuf frames them, by hand: there may be 100,000 users, four of these each."""
-    size = len(value)
-    return tag + (_SIZES[size] if size < FEW else varint(size)) + value
+def field(tag: bytes, value: bytes) -> bytes:
+    """Bytes or a message as protobuf frames them."""
+    return tag + SIZE[len(value)] + value
+
+
+class _Sizes(dict[int, bytes]):
+    def __missing__(self, size: int) -> bytes:
+        return varint(size)
 
 
 def varint(value: int) -> bytes:
@@ -159,9 +164,8 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-# Sizes that are looked up.
-FEW = 128
-_SIZES = tuple(map(varint, range(FEW)))
+# Sizes as protobuf has them; usual ones are looked up, there may be 100,000 users with four each.
+SIZE = _Sizes((size, varint(size)) for size in range(512))
 
 
 def parse_uuid(text: str) -> tuple[str, bytes]:
