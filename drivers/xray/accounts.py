@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+from drivers.xray.wire import SIZE, field
 from node.users import Account, Unusable
 from protos import service_pb2, xray_pb2
 
@@ -143,29 +144,6 @@ def email_of(packed: bytes) -> str:
 @cache
 def _type_field(name: str) -> bytes:
     return field(b"\x0a", name.encode())
-
-
-def field(tag: bytes, value: bytes) -> bytes:
-    """Bytes or a message as protobuf frames them."""
-    return tag + SIZE[len(value)] + value
-
-
-class _Sizes(dict[int, bytes]):
-    def __missing__(self, size: int) -> bytes:
-        return varint(size)
-
-
-def varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-# Sizes as protobuf has them; usual ones are looked up, there may be 100,000 users with four each.
-SIZE = _Sizes((size, varint(size)) for size in range(512))
 
 
 def parse_uuid(text: str) -> tuple[str, bytes]:

@@ -11,6 +11,7 @@ from twisted.logger import Logger
 
 from drivers.interface import Exit, Host
 from drivers.process import CoreProcess
+from drivers.xray.accounts import email_of
 from drivers.xray.api import MAX_REQUEST, Api, ApiFailed, Operation
 from drivers.xray.config import Endpoint, Plan
 from drivers.xray.connections import Connections, Pair
@@ -224,11 +225,6 @@ class XrayGeneration:
 
 def pair_of(change: Change) -> Pair:
     return change.tag, change.key
-
-
-def email_of(packed: bytes) -> str:
-    """The name in a serialised protocol.User."""
-    return xray_pb2.User.FromString(packed).email
 
 
 def read_counters(reply: xray_pb2.QueryStatsResponse, names: frozenset[str]) -> dict[Counter, int]:
