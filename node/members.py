@@ -19,6 +19,7 @@ from drivers.interface import Driver, Generation
 from node.control import Control, Settled
 from node.errors import Aborted, CoreFailed, NotInitialized, NotStarted, UsersRefused
 from node.logs import LogRing
+from node.memory import Memory
 from node.reconcile import Pairs, Reconciler
 from node.users import Account, Accounts, Change, Refusal, Roster, diff
 from protos.service_pb2 import User
@@ -57,6 +58,7 @@ class Members:
         self._reactor = reactor
         self._ring = ring
         self._control = Control()
+        self._memory = Memory(reactor)
         self._reconciler = Reconciler(self._wanted, self._confirmed, self._apply)
         # What the core is being asked for now; nobody knows yet whether it is in force.
         self._asked: Pairs = set()
@@ -147,6 +149,8 @@ class Members:
         return self._asked | {(tag, key) for tag, key, _ in diff(self._confirmed(), self.roster.target)}
 
     def _install(self, roster: Roster, settled: Settled) -> None:
+        if max(len(roster.users), len(self.roster.users)) > BUILD_INLINE:
+            self._memory.give_back_soon()
         self.roster = roster
         settled()
 
