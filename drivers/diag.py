@@ -7,63 +7,74 @@ from __future__ import annotations
 
 import socket
 import struct
+import sys
 from collections.abc import Iterator
 
 from drivers.sockets import Endpoint, Ports, plain
 
-# include/uapi/linux/{netlink,sock_diag,inet_diag}.h
+# include/uapi/linux/{netlink,inet_diag}.h. The kernel goes through its whole table of connections for each request; the
+# older one of two kinds asks for both families at once.
 _NETLINK_SOCK_DIAG = 4
-_BY_FAMILY = 20
+_TCP_CONNECTIONS = 18
 _DONE, _ERROR = 3, 2
 _REQUEST_DUMP = 0x301
 # Established, and those of which one side has said its last word.
 _STATES = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8
 _HEADER = struct.Struct("=IHHII")
-# Family, protocol, states; then what must be equal: our port, or 0 for any.
-_ASK = struct.Struct("=BBBxIH46x")
-# Family; then, 4 bytes in, our port and theirs as they travel, our address and theirs.
-_FOUND = struct.Struct("=B3xH2s16s16s")
+# What must be equal: nothing; then the states.
+_ASK = struct.Struct("=52xI4x")
+# Size and kind of what follows.
+_ATTRIBUTE = struct.Struct("=HH")
+_BYTECODE = 1
+# A message's size and kind. Of a connection it has the family at 16, their port at 22, their address at 40.
+_KIND = struct.Struct("=IH")
 _SIZE = 256 * 1024
-# Ports that are asked for one by one; for more the kernel lists everything.
-FEW = 16
+
+# The kernel's filter is a program: what is asked, and how far to go on if it is so, and if it is not. What comes to
+# the program's very end passes, what goes beyond it does not (inet_diag_bc_run in net/ipv4/inet_diag.c).
+_STEP = struct.Struct("=BBH")
+_GO, _OWN_PORT_FROM, _OWN_PORT_UP_TO = 1, 2, 3
+# Bytes of the program for one range, and the same from its second question on.
+_RANGE, _REST = 20, 12
+# Ranges that a program has room for.
+MOST = 3000
 
 
 def connected(ports: Ports) -> set[Endpoint]:
-    """The peers of all TCP connections to these ports of this machine. Raises `OSError` if the kernel does not say."""
-    few = sum(map(len, ports)) <= FEW
-    asked = sorted({port for some in ports for port in some}) if few else [0]
-    return {
-        peer
-        for family in (socket.AF_INET, socket.AF_INET6)
-        for one in asked
-        for port, peer in _dump(family, one)
-        if any(port in some for some in ports)
-    }
+    """The peers of all TCP connections to these ports of this machine; for thousands of ranges, to all between them.
+
+    Raises `OSError` if the kernel does not say.
+    """
+    if len(ports) > MOST:
+        ports = [range(min(some.start for some in ports), max(some.stop for some in ports))]
+    return set(_dump(_program(ports)))
 
 
-def _dump(family: int, port: int) -> Iterator[tuple[int, Endpoint]]:
+def _program(ports: Ports) -> bytes:
+    """Lets those pass whose own port is one of these."""
+    left, program = _RANGE * len(ports) + _STEP.size, b""
+    for some in ports:
+        program += _STEP.pack(_OWN_PORT_FROM, 8, _RANGE) + _STEP.pack(0, 0, some.start)
+        program += _STEP.pack(_OWN_PORT_UP_TO, 8, _REST) + _STEP.pack(0, 0, some.stop - 1)
+        program += _STEP.pack(_GO, 4, left - 16)
+        left -= _RANGE
+    return program + _STEP.pack(_GO, 4, 8)
+
+
+def _dump(program: bytes) -> Iterator[Endpoint]:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
-        body = _ASK.pack(family, socket.IPPROTO_TCP, 0, _STATES, socket.htons(port))
-        kernel.send(_HEADER.pack(_HEADER.size + len(body), _BY_FAMILY, _REQUEST_DUMP, 1, 0) + body)
+        body = _ASK.pack(_STATES) + _ATTRIBUTE.pack(_ATTRIBUTE.size + len(program), _BYTECODE) + program
+        kernel.send(_HEADER.pack(_HEADER.size + len(body), _TCP_CONNECTIONS, _REQUEST_DUMP, 1, 0) + body)
         while True:
             data = kernel.recv(_SIZE)
-            for kind, payload in _messages(data):
+            position = 0
+            while position < len(data):
+                size, kind = _KIND.unpack_from(data, position)
                 if kind == _DONE:
                     return
                 if kind == _ERROR:
-                    raise OSError(-int.from_bytes(payload[:4], "little", signed=True), "sock_diag")
-                yield _connection(payload)
-
-
-def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
-    position = 0
-    while position < len(data):
-        size, kind, *_ = _HEADER.unpack_from(data, position)
-        yield kind, data[position + _HEADER.size : position + size]
-        position += (size + 3) & ~3
-
-
-def _connection(payload: bytes) -> tuple[int, Endpoint]:
-    family, port, peer_port, _, peer = _FOUND.unpack_from(payload)
-    address = peer[:4] if family == socket.AF_INET else plain(peer)
-    return socket.ntohs(port), address + peer_port
+                    fault = int.from_bytes(data[position + 16 : position + 20], sys.byteorder, signed=True)
+                    raise OSError(-fault, "sock_diag")
+                end = 44 if data[position + 16] == socket.AF_INET else 56
+                yield plain(data[position + 40 : position + end]) + data[position + 22 : position + 24]
+                position += (size + 3) & ~3

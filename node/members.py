@@ -20,6 +20,7 @@ from node.control import Control, Settled
 from node.database import Changes
 from node.errors import Aborted, CoreFailed, NodeError, NotInitialized, NotStarted, UsersRefused
 from node.logs import LogRing
+from node.memory import Memory
 from node.reconcile import Pairs, Reconciler
 from node.users import Account, Accounts, Change, Refusal, Roster, changed_users, diff, key_of
 from protos.service_pb2 import User
@@ -81,6 +82,7 @@ class Members:
         # Whether the record has the users of this backend.
         self._recorded = False
         self._control = Control()
+        self._memory = Memory(reactor)
         self._reconciler = Reconciler(self._wanted, self._confirmed, self._apply)
         # What the core is being asked for now; nobody knows yet whether it is in force.
         self._asked: Pairs = set()
@@ -180,7 +182,7 @@ class Members:
 
     def _note_users(self, before: Roster, after: Roster) -> None:
         """Record a whole set. Where credentials collide its order counts, and all of it is written."""
-        if self._recorded:
+        if self._recorded and after is not before:
             clean = after.contested
             self._record.users(after.users if clean else changed_users(before.users, after.users), clean)
 
@@ -224,6 +226,8 @@ class Members:
         return self._asked | {(tag, key) for tag, key, _ in diff(self._confirmed(), self.roster.target)}
 
     def _install(self, roster: Roster, settled: Settled) -> None:
+        if max(len(roster.users), len(self.roster.users)) > BUILD_INLINE:
+            self._memory.give_back_soon()
         self.roster = roster
         settled()
 

@@ -6,10 +6,17 @@ the bytes that a core takes: at 100,000 users objects would cost hundreds of meg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
 
 from protos.service_pb2 import User
+
+K = TypeVar("K")
+L = TypeVar("L")
+V = TypeVar("V")
+
+Tags = tuple[str, ...]
 
 # A driver's words for one user in one inbound, by lower-case e-mail.
 Accounts = dict[str, bytes]
@@ -43,6 +50,14 @@ class Change(NamedTuple):
     tag: str
     key: str
     packed: bytes | None
+
+
+class Supplied(NamedTuple):
+    """The users of a whole set, in stored order: as they are kept by key, as they came, and their inbounds."""
+
+    packed: dict[str, bytes]
+    users: list[User]
+    tags: list[Tags]
 
 
 def key_of(email: str) -> str:
@@ -80,31 +95,68 @@ class Roster:
     ) -> tuple[Roster, list[Refusal]]:
         """The roster of a whole set, and who of it could not be used. Of two entries with one e-mail the last wins.
 
-        `before` is one of the same inbounds: accounts of users who stay the same are taken from it, not built again.
+        `before` is one of the same inbounds: only accounts of users who are not in it as they are now are built. It is
+        not changed, and is itself returned where the set is the same.
         """
         roster = cls(tags, account_of)
+        supplied, refused = roster._read(users)
+        if before and list(before.users.items()) == list(supplied.packed.items()):
+            return before, refused + before._fill(supplied)
         if before:
-            roster._account_of = before._recalled(account_of, roster)
-        _, refused = roster.put_all(users)
-        roster._account_of = account_of
-        return roster, refused
+            helped = before._keeping(supplied.packed, account_of)
+            doubts = helped._fill(supplied)
+            if not helped.contested:
+                return helped, refused + doubts
+        return roster, refused + roster._fill(supplied)
 
-    def _recalled(self, account_of: AccountOf, roster: Roster) -> AccountOf:
-        """Builds accounts for `roster`, but for those of users whom it has as they are here."""
+    def _read(self, users: Iterable[User]) -> tuple[Supplied, list[Refusal]]:
+        """Those of a set who can be here, and who cannot whatever the others are."""
+        refused: list[Refusal] = []
+        supplied, known = Supplied({}, [], []), lru_cache(self._known)
+        for key, user in one_spelling(users, refused).items():
+            try:
+                check_email(user.email)
+            except Unusable as fault:
+                refused.append(Refusal(user.email, str(fault)))
+                continue
+            named = tuple(user.inbounds)
+            if tags := known(named):
+                supplied.packed[key] = normal(user, named).SerializeToString()
+                supplied.users.append(user)
+                supplied.tags.append(tags)
+        return supplied, refused
 
-        def recall(tag: str, user: User) -> Account | None:
-            key = key_of(user.email)
-            packed = self.target[tag].get(key)
-            if packed is None or self.users[key] != roster.users[key]:
-                return account_of(tag, user)
-            return Account(packed, self._credential[tag][key])
+    def _keeping(self, stored: Mapping[str, bytes], account_of: AccountOf) -> Roster:
+        """A copy without those who are not in `stored` as they are here."""
+        copy = Roster((), account_of)
+        copy.users = dict(self.users)
+        copy.target, copy._credential = _copied(self.target), _copied(self._credential)
+        copy._holder = _copied(self._holder)
+        copy._waiting = {tag: _copied(waiting) for tag, waiting in self._waiting.items()}
+        for key, packed in self.users.items():
+            if stored.get(key) != packed:
+                copy.remove(key)
+        return copy
 
-        return recall
+    def _fill(self, supplied: Supplied) -> list[Refusal]:
+        """Take in those of a set who are not here yet; who of all of it cannot be used."""
+        refused: list[Refusal] = []
+        for key, user, tags in zip(*supplied, strict=True):
+            if key not in self.users:
+                self._enter(key, user, tags, refused)
+            elif any(key not in self.target[tag] for tag in tags):
+                refused += self._refusals(key, user, tags)
+        self.users = supplied.packed
+        return refused
+
+    def _known(self, tags: Tags) -> Tags:
+        """Of these inbounds those that are here, each once."""
+        return tuple(tag for tag in dict.fromkeys(tags) if tag in self.target)
 
     @property
     def contested(self) -> bool:
-        """Whether somebody waits for a credential: who has it then depends on the order of the users."""
-        return any(waiting for tag in self._waiting.values() for waiting in tag.values())
+        """Whether several claim one credential: only then it matters in which order they came."""
+        return any(any(waiting.values()) for waiting in self._waiting.values())
 
     def put(self, user: User) -> tuple[set[tuple[str, str]], list[Refusal]]:
         """Add, change or (with no known inbound) remove a user: the (tag, key) pairs touched, and what was refused."""
@@ -113,22 +165,17 @@ class Roster:
             check_email(email)
         except Unusable as fault:
             return set(), [Refusal(email, str(fault))]
-        key = key_of(email)
-        inbounds = user.inbounds
-        tags = [tag for tag in (inbounds if len(inbounds) == 1 else dict.fromkeys(inbounds)) if tag in self.target]
+        key, named = key_of(email), tuple(user.inbounds)
+        tags = self._known(named)
         if not tags:
             return self.remove(key), []
-        packed = normal(user).SerializeToString()
+        packed = normal(user, named).SerializeToString()
         if self.users.get(key) == packed:
-            return set(), self._refusals(key, email, tags)
-        touched = self.remove(key) if key in self.users else set()
+            return set(), self._refusals(key, user, tags)
+        touched, refused = self.remove(key), list[Refusal]()
         self.users[key] = packed
-        refused: list[Refusal] = []
-        for tag in tags:
-            account = self._account(tag, user, refused)
-            if account is not None:
-                touched.add((tag, key))
-                self._claim(tag, key, account, refused, email)
+        self._enter(key, user, tags, refused)
+        touched.update((tag, key) for tag in tags if key in self._credential[tag])
         return touched, refused
 
     def put_all(self, users: Iterable[User]) -> tuple[set[tuple[str, str]], list[Refusal]]:
@@ -136,7 +183,7 @@ class Roster:
         refused: list[Refusal] = []
         touched: set[tuple[str, str]] = set()
         doubtful: list[User] = []
-        for user in one_spelling(users, refused):
+        for user in one_spelling(users, refused).values():
             pairs, bad = self.put(user)
             touched |= pairs
             if bad:
@@ -154,6 +201,13 @@ class Roster:
         for tag in self.target:
             touched |= self._release(tag, key)
         return touched
+
+    def _enter(self, key: str, user: User, tags: Iterable[str], refused: list[Refusal]) -> None:
+        """Give a user who has none his accounts."""
+        for tag in tags:
+            account = self._account(tag, user, refused)
+            if account is not None:
+                self._claim(tag, key, account, refused, user.email)
 
     def _account(self, tag: str, user: User, refused: list[Refusal]) -> Account | None:
         """The user's account for an inbound, if there is one; why it cannot be used goes to `refused`."""
@@ -192,37 +246,41 @@ class Roster:
             touched.add((tag, heir))
         return touched
 
-    def _refusals(self, key: str, email: str, tags: list[str]) -> list[Refusal]:
+    def _refusals(self, key: str, user: User, tags: Iterable[str]) -> list[Refusal]:
         """What an unchanged user was refused: it is said again each time he is supplied."""
-        user = User.FromString(self.users[key])
         refused: list[Refusal] = []
         for tag in tags:
             account = None if key in self.target[tag] else self._account(tag, user, refused)
             if account is not None:
-                refused.append(self._taken(tag, email, account))
+                refused.append(self._taken(tag, user.email, account))
         return refused
 
 
-def normal(user: User) -> User:
-    """The user with his inbounds in order and once each: controllers send them in any."""
-    if len(user.inbounds) == 1:
+def _copied(dicts: Mapping[K, Mapping[L, V]]) -> dict[K, dict[L, V]]:
+    return {key: dict(one) for key, one in dicts.items()}
+
+
+def normal(user: User, tags: Tags) -> User:
+    """The user with his inbounds (`tags`) in order and once each: controllers send them in any."""
+    if len(tags) == 1 or tags == (ordered := tuple(sorted(set(tags)))):
         return user
-    kept = User(email=user.email, inbounds=sorted(set(user.inbounds)))
+    kept = User(email=user.email, inbounds=ordered)
     kept.proxies.CopyFrom(user.proxies)
     return kept
 
 
-def one_spelling(users: Iterable[User], refused: list[Refusal]) -> Iterator[User]:
-    """One entry an e-mail, the last, where it is spelled as at first; other spellings go to `refused`."""
+def one_spelling(users: Iterable[User], refused: list[Refusal]) -> dict[str, User]:
+    """By key one entry an e-mail, the last, where it is spelled as at first; other spellings go to `refused`."""
     chosen: dict[str, User] = {}
     for user in users:
-        key = key_of(user.email)
+        email = user.email
+        key = key_of(email)
         first = chosen.get(key)
-        if first is not None and first.email != user.email:
-            refused.append(Refusal(user.email, f"another spelling of {first.email!r}"))
+        if first is not None and first.email != email:
+            refused.append(Refusal(email, f"another spelling of {first.email!r}"))
         else:
             chosen[key] = user
-    return iter(chosen.values())
+    return chosen
 
 
 def changed_users(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> dict[str, bytes | None]:
@@ -237,6 +295,8 @@ def diff(confirmed: Mapping[str, Accounts], target: Mapping[str, Accounts]) -> l
     changes = []
     for tag in target:
         have, want = confirmed.get(tag, {}), target[tag]
+        if have == want:
+            continue  # most often, and much faster told at once
         changes += [Change(tag, key, None) for key in have if key not in want]
         changes += [Change(tag, key, packed) for key, packed in want.items() if have.get(key) != packed]
     return changes

@@ -27,11 +27,33 @@ def test_every_peer_of_a_port_and_nobody_else(listening: str, reached: str) -> N
         assert connected([range(port, port + 1)]) == expected
 
 
-def test_many_ports() -> None:
-    """The same for a range that is too wide to be asked for port by port."""
+def test_ranges_of_ports() -> None:
+    """Peers of any of several ranges are found, those of ports just beside them are not."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(serve("127.0.0.1")) for _ in range(5)]
+        links = [stack.enter_context(socket.create_connection(("127.0.0.1", port_of(server)))) for server in servers]
+        ports = [port_of(server) for server in servers]
+        far = range(1, 2)
+        own = [range(ports[0], ports[0] + 1), far, range(max(1, ports[1] - 100), ports[1] + 1)]
+        beside = [range(max(1, port - 100), port) for port in ports] + [range(port + 1, port + 100) for port in ports]
+        found, others = connected([*own, far]), connected(beside)
+        for link, port in zip(links, ports, strict=True):
+            peer = endpoint("127.0.0.1", link.getsockname()[1])
+            assert (peer in found) == any(port in some for some in own)
+            assert (peer in others) == any(port in some for some in beside)
+
+
+def test_thousands_of_ranges() -> None:
+    """More than the kernel's filter takes are asked for as one."""
     with serve("127.0.0.1") as server, socket.create_connection(("127.0.0.1", port_of(server))) as link:
-        port = port_of(server)
-        assert endpoint("127.0.0.1", link.getsockname()[1]) in connected([range(max(1, port - 100), port + 1)])
+        odd = [range(port, port + 1) for port in range(1, 65536, 2)]
+        assert endpoint("127.0.0.1", link.getsockname()[1]) in connected(odd)
+
+
+def test_no_ports() -> None:
+    """Nobody is connected to none."""
+    with serve("127.0.0.1") as server, socket.create_connection(("127.0.0.1", port_of(server))):
+        assert connected([]) == set()
 
 
 def test_a_port_that_nobody_is_connected_to() -> None:

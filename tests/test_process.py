@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,18 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from drivers import process
 from drivers.interface import Exit
-from drivers.process import LAST_LINES, MARK, MAX_LINE, CoreProcess, LineSplitter, leashed, memory_file, spawn, sweep
+from drivers.process import (
+    LAST_LINES,
+    MARK,
+    MAX_LINE,
+    CoreProcess,
+    LineSplitter,
+    find_setpriv,
+    leashed,
+    memory_file,
+    spawn,
+    sweep,
+)
 from node.errors import CoreFailed
 from tests.harness.wait import until
 
@@ -252,18 +264,22 @@ def ends(pid: int) -> None:
     until(gone, 5, f"process {pid} ends")
 
 
+SETPRIV = shutil.which("setpriv", path=os.defpath)
+either_leash = pytest.mark.parametrize("setpriv", [None, *([SETPRIV] if SETPRIV else [])])
 PARENT = """
 import os, sys, time
 from drivers.process import leashed
-command = leashed([sys.executable, "-I", "-S", "-c", "import time; print('running', flush=True); time.sleep(60)"])
+command = [sys.executable, "-I", "-S", "-c", "import time; print('running', flush=True); time.sleep(60)"]
+command = leashed(command, *sys.argv[1:])
 print(os.posix_spawn(command[0], command, {}), flush=True)
 time.sleep(60)
 """
 
 
-def test_a_killed_node_takes_its_core_along() -> None:
+@either_leash
+def test_a_killed_node_takes_its_core_along(setpriv: str | None) -> None:
     """After kill -9 of the parent the leashed child ends too."""
-    argv = [sys.executable, "-c", PARENT]
+    argv = [sys.executable, "-c", PARENT, *([setpriv] if setpriv else [])]
     with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout
         said = sorted([parent.stdout.readline().strip(), parent.stdout.readline().strip()])
@@ -273,10 +289,11 @@ def test_a_killed_node_takes_its_core_along() -> None:
         ends(int(said[0]))
 
 
-def test_a_leashed_core_is_the_command_itself() -> None:
+@either_leash
+def test_a_leashed_core_is_the_command_itself(setpriv: str | None) -> None:
     """It has the command's arguments and the number of the process that was started; its exit code is its own."""
     code = "import os, sys; print(os.getpid(), sys.argv[1:]); sys.exit(7)"
-    child = subprocess.Popen(leashed([*python(code), "a b", "--c"]), stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(leashed([*python(code), "a b", "--c"], setpriv), stdout=subprocess.PIPE, text=True)
     said, _ = child.communicate()
     assert said == f"{child.pid} ['a b', '--c']\n"
     assert child.returncode == 7
@@ -298,6 +315,35 @@ def test_a_core_that_cannot_be_run(path: str) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith(f"cannot run {path}: ")
     assert done.stderr.count("\n") == 1
+
+
+class WhichLeash(TestCase):
+    """setpriv is used where it can do what is needed of it, and nowhere else."""
+
+    async def found(self, script: str | None) -> tuple[str | None, str]:
+        """What is found on a machine whose setpriv is this script, and where it was put."""
+        directory = Path(self.mktemp()).absolute()
+        directory.mkdir()
+        path = directory / "setpriv"
+        if script is not None:
+            path.write_text(f"#!{sys.executable} -IS\n{script}\n")
+            path.chmod(0o755)
+        self.patch(os, "defpath", str(directory))
+        return await find_setpriv(reactor, environment={}, owner=OWNER), str(path)
+
+    async def test_one_that_can(self) -> None:
+        """It is asked for just what it will be asked for with a core."""
+        wanted = "['--pdeathsig', 'KILL', '--', sys.argv[0], '--version']"
+        found, path = await self.found(f"import sys; sys.exit(sys.argv[1:] != {wanted})")
+        self.assertEqual(found, path)
+
+    async def test_one_that_cannot(self) -> None:
+        """One of another make, without this option."""
+        self.assertIsNone((await self.found("raise SystemExit(1)"))[0])
+
+    async def test_none(self) -> None:
+        """A machine without it."""
+        self.assertIsNone((await self.found(None))[0])
 
 
 # The sweep

@@ -118,7 +118,7 @@ class Xray:
             process.spawn(
                 core,
                 self._host.reactor,
-                process.leashed([str(xray.path), "run", *_FROM_PROTOBUF]),
+                process.leashed([str(xray.path), "run", *_FROM_PROTOBUF], xray.setpriv),
                 environment=xray.environment,
                 owner=self._host.directory,
                 files={0: source},

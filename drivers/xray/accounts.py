@@ -10,12 +10,11 @@ import base64
 import binascii
 import hashlib
 import re
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
-from google.protobuf.message import Message
-
+from drivers.xray.wire import SIZE, field
 from node.users import Account, Unusable
 from protos import service_pb2, xray_pb2
 
@@ -38,7 +37,6 @@ DEFAULT_CIPHER = "chacha20-ietf-poly1305"
 KEY_BYTES = {"2022-blake3-aes-128-gcm": 16, "2022-blake3-aes-256-gcm": 32}
 
 
-_CANONICAL = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}")
 _UUID = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}")
 
 
@@ -65,7 +63,9 @@ def vless(inbound: Inbound, user: service_pb2.User) -> Account | None:
     if flow not in ("", VISION):
         raise Unusable(f"the flow {flow!r} is unknown")
     text, identity = parse_uuid(account.id)
-    packed = xray_pb2.VlessAccount(id=text, flow=flow if inbound.vision else "")
+    packed = field(b"\x0a", text.encode())
+    if flow and inbound.vision:
+        packed += field(b"\x12", flow.encode())
     # Xray ignores bytes 6 and 7 of a VLESS id (proxy/vless/validator.go).
     credential = identity[:6] + identity[8:]
     return Account(pack(user.email, "xray.proxy.vless.Account", packed), credential)
@@ -76,7 +76,7 @@ def vmess(_: Inbound, user: service_pb2.User) -> Account | None:
         return None
     text, identity = parse_uuid(user.proxies.vmess.id)
     packed = xray_pb2.VmessAccount(id=text)
-    return Account(pack(user.email, "xray.proxy.vmess.Account", packed), identity)
+    return Account(pack(user.email, "xray.proxy.vmess.Account", packed.SerializeToString()), identity)
 
 
 def trojan(_: Inbound, user: service_pb2.User) -> Account | None:
@@ -84,7 +84,7 @@ def trojan(_: Inbound, user: service_pb2.User) -> Account | None:
     if not password:
         return None
     packed = xray_pb2.TrojanAccount(password=password)
-    return Account(pack(user.email, "xray.proxy.trojan.Account", packed), password.encode())
+    return Account(pack(user.email, "xray.proxy.trojan.Account", packed.SerializeToString()), password.encode())
 
 
 def shadowsocks(inbound: Inbound, user: service_pb2.User) -> Account | None:
@@ -97,7 +97,7 @@ def shadowsocks(inbound: Inbound, user: service_pb2.User) -> Account | None:
         raise Unusable(f"the Shadowsocks method {method!r} is unknown")
     packed = xray_pb2.ShadowsocksAccount(password=account.password, cipher_type=cipher)
     credential = bytes([cipher]) + account.password.encode()
-    return Account(pack(user.email, "xray.proxy.shadowsocks.Account", packed), credential)
+    return Account(pack(user.email, "xray.proxy.shadowsocks.Account", packed.SerializeToString()), credential)
 
 
 def shadowsocks_2022(inbound: Inbound, user: service_pb2.User) -> Account | None:
@@ -106,7 +106,7 @@ def shadowsocks_2022(inbound: Inbound, user: service_pb2.User) -> Account | None
         return None
     key = shadowsocks_2022_key(password, KEY_BYTES[inbound.method])
     packed = xray_pb2.Shadowsocks2022Account(key=base64.b64encode(key).decode())
-    return Account(pack(user.email, "xray.proxy.shadowsocks_2022.Account", packed), key)
+    return Account(pack(user.email, "xray.proxy.shadowsocks_2022.Account", packed.SerializeToString()), key)
 
 
 def hysteria(_: Inbound, user: service_pb2.User) -> Account | None:
@@ -114,7 +114,7 @@ def hysteria(_: Inbound, user: service_pb2.User) -> Account | None:
     if not secret:
         return None
     packed = xray_pb2.HysteriaAccount(auth=secret)
-    return Account(pack(user.email, "xray.proxy.hysteria.account.Account", packed), secret.encode())
+    return Account(pack(user.email, "xray.proxy.hysteria.account.Account", packed.SerializeToString()), secret.encode())
 
 
 BUILDERS: dict[str, Callable[[Inbound, service_pb2.User], Account | None]] = {
@@ -127,28 +127,23 @@ BUILDERS: dict[str, Callable[[Inbound, service_pb2.User], Account | None]] = {
 }
 
 
-def pack(email: str, type_name: str, account: Message) -> bytes:
+def pack(email: str, type_name: str, account: bytes) -> bytes:
     """A serialised protocol.User: what a configuration and AlterInbound take alike."""
-    typed = _field(b"\x0a", type_name.encode()) + _field(b"\x12", account.SerializeToString())
-    return _field(b"\x12", email.encode()) + _field(b"\x1a", typed)
+    name = email.encode()
+    typed = b"".join((_type_field(type_name), b"\x12", SIZE[len(account)], account))
+    return b"".join((b"\x12", SIZE[len(name)], name, b"\x1a", SIZE[len(typed)], typed))
 
 
-def _field(tag: bytes, value: bytes) -> bytes:
-    """Bytes or a message as protobuf frames them, by hand: there may be 100,000 users, four of these each."""
-    size = len(value)
-    return tag + (_ONE_BYTE[size] if size < len(_ONE_BYTE) else varint(size)) + value
+def email_of(packed: bytes) -> str:
+    """The name in a serialised protocol.User. Ours begin with it, the core's own may begin with their level."""
+    if packed[:1] == b"\x12" and packed[1] < 0x80:
+        return packed[2 : 2 + packed[1]].decode()
+    return xray_pb2.User.FromString(packed).email
 
 
-def varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-_ONE_BYTE = tuple(map(varint, range(128)))
+@cache
+def _type_field(name: str) -> bytes:
+    return field(b"\x0a", name.encode())
 
 
 def parse_uuid(text: str) -> tuple[str, bytes]:
@@ -156,23 +151,32 @@ def parse_uuid(text: str) -> tuple[str, bytes]:
 
     Raises `Unusable`.
     """
-    if _CANONICAL.fullmatch(text):
-        # Nearly all are, and there may be 100,000 of them.
-        return text, bytes.fromhex(text.replace("-", ""))
-    identity = _parse_uuid(text)
-    return str(identity), identity.bytes
+    try:
+        # Nearly all are canonical, and there may be 100,000 of them.
+        identity = bytes.fromhex(text.replace("-", ""))
+    except ValueError:
+        identity = b""
+    if len(identity) != 16 or _canonical(identity) != text:
+        identity = _identity(text)
+        text = _canonical(identity)
+    return text, identity
 
 
-def _parse_uuid(text: str) -> uuid.UUID:
+def _canonical(identity: bytes) -> str:
+    digits = identity.hex()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def _identity(text: str) -> bytes:
     raw = text.encode()
     if len(raw) <= 30:
         digest = bytearray(hashlib.sha1(bytes(16) + raw, usedforsecurity=False).digest()[:16])
         digest[6] = digest[6] & 0x0F | 5 << 4
         digest[8] = digest[8] & 0x3F | 2 << 6
-        return uuid.UUID(bytes=bytes(digest))
+        return bytes(digest)
     if not _UUID.fullmatch(text):
         raise Unusable("the id is not a UUID")
-    return uuid.UUID(text)
+    return bytes.fromhex(text.replace("-", ""))
 
 
 def shadowsocks_2022_key(password: str, size: int) -> bytes:

@@ -14,8 +14,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from drivers.xray.wire import field
 from protos import xray_pb2
-from protos.xray_pb2 import TypedMessage
 
 HANDLER = "/xray.app.proxyman.command.HandlerService/"
 STATS = "/xray.app.stats.command.StatsService/"
@@ -26,6 +26,10 @@ USER_DEADLINE = 5.0
 BULK_DEADLINE = 10.0
 # The core's own limit for a request is 4 MiB and cannot be set.
 MAX_REQUEST = 4 * 1024 * 1024 - 64 * 1024
+
+# The two operations of an AlterInbound, as the types of TypedMessages.
+_ADD = field(b"\x0a", b"xray.app.proxyman.command.AddUserOperation")
+_REMOVE = field(b"\x0a", b"xray.app.proxyman.command.RemoveUserOperation")
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
@@ -161,7 +165,7 @@ class Api:
             return str(fault)
         return None
 
-    async def _call(self, path: str, request: Message, reply: type[Any], seconds: float = USER_DEADLINE) -> Any:
+    async def _call(self, path: str, request: Message | bytes, reply: type[Any], seconds: float = USER_DEADLINE) -> Any:
         if self._channel is None:
             # Here, because a channel belongs to the loop it was made in.
             self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=_OPTIONS)
@@ -175,17 +179,14 @@ class Api:
             raise ApiFailed(fault) from fault
 
 
-def _request(operation: Operation) -> xray_pb2.AlterInboundRequest:
-    return xray_pb2.AlterInboundRequest(tag=operation.tag, operation=_typed(operation))
-
-
-def _typed(operation: Operation) -> TypedMessage:
+def _request(operation: Operation) -> bytes:
+    """An AlterInboundRequest."""
     if operation.packed is None:
-        remove = xray_pb2.RemoveUserOperation(email=operation.email)
-        return TypedMessage(type="xray.app.proxyman.command.RemoveUserOperation", value=remove.SerializeToString())
-    add = xray_pb2.AddUserOperation(user=xray_pb2.User.FromString(operation.packed))
-    return TypedMessage(type="xray.app.proxyman.command.AddUserOperation", value=add.SerializeToString())
+        kind, value = _REMOVE, operation.email.encode()
+    else:
+        kind, value = _ADD, operation.packed
+    return field(b"\x0a", operation.tag.encode()) + field(b"\x12", kind + field(b"\x12", field(b"\x0a", value)))
 
 
-def _serialize(message: Message) -> bytes:
-    return message.SerializeToString()
+def _serialize(message: Message | bytes) -> bytes:
+    return message if isinstance(message, bytes) else message.SerializeToString()

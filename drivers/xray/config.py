@@ -14,9 +14,10 @@ from google.protobuf.message import Message
 
 from drivers.xray import streams
 from drivers.xray.access import BadMask, Mask, Shown
-from drivers.xray.accounts import BUILDERS, KEY_BYTES, Inbound, varint
+from drivers.xray.accounts import BUILDERS, KEY_BYTES, Inbound
 from drivers.xray.doors import Door, doors
 from drivers.xray.text import Hints, hints
+from drivers.xray.wire import field
 from node.errors import InvalidConfig
 from node.ledger import Scope
 from node.users import Account, Accounts
@@ -147,7 +148,7 @@ def render(plan: Plan, api: Endpoint, accounts: Mapping[str, Accounts]) -> bytes
 def users_field(protocol: str, accounts: Iterable[bytes]) -> bytes:
     """Users as they stand in an inbound's settings: appended there they are its users (repeated fields add up)."""
     tag = b"\x1a" if protocol == "shadowsocks_2022" else b"\x0a"
-    return b"".join(tag + varint(len(account)) + account for account in accounts)
+    return b"".join([field(tag, account) for account in accounts])
 
 
 def _refuse_deadly(handler: InboundHandlerConfig) -> None:

@@ -22,11 +22,12 @@ _VERSION = re.compile(r"^Xray (\d+)\.(\d+)\.(\d+)")
 
 @dataclass(frozen=True)
 class Executable:
-    """One executable file as it is now."""
+    """One executable file as it is now, and the setpriv(1) to run it by, if there is one."""
 
     path: Path
     version: Version
     environment: dict[str, str]
+    setpriv: str | None
 
 
 class Installation:
@@ -37,16 +38,20 @@ class Installation:
         self._path: Path | None = None
         # The version, and the time of the file's change that it belongs to.
         self._version: tuple[int, Version] | None = None
+        self._setpriv: str | None = None
 
     async def current(self) -> Executable:
         """The executable to run now. Raises `CoreFailed` with what to do if there is none."""
         if self._path is None or not self._path.is_file():
             self._path, self._version = await self._find(), None
+            self._setpriv = await process.find_setpriv(
+                self._host.reactor, environment={"PATH": os.defpath}, owner=self._host.directory
+            )
         path, environment = self._path, self._environment(self._path)
         changed = path.stat().st_mtime_ns
         if self._version is None or self._version[0] != changed:
             self._version = changed, await self._ask_version(path, environment)
-        return Executable(path, self._version[1], environment)
+        return Executable(path, self._version[1], environment, self._setpriv)
 
     async def _find(self) -> Path:
         configured = self._host.settings.get("XRAY_EXECUTABLE_PATH") or None

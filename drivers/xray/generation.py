@@ -11,6 +11,7 @@ from twisted.logger import Logger
 
 from drivers.interface import Exit, Host
 from drivers.process import CoreProcess
+from drivers.xray.accounts import email_of
 from drivers.xray.api import MAX_REQUEST, Api, ApiFailed, Operation
 from drivers.xray.config import Endpoint, Plan
 from drivers.xray.connections import Connections, Pair
@@ -18,7 +19,6 @@ from drivers.xray.doors import entrances
 from node.errors import CoreFailed
 from node.ledger import DIRECTIONS, Reading, Scope, counter_name
 from node.users import Accounts, Change, Refusal, apply, key_of
-from protos import xray_pb2
 from protos.service_pb2 import BackendStatsResponse
 
 
@@ -233,11 +233,6 @@ class XrayGeneration:
 
 def pair_of(change: Change) -> Pair:
     return change.tag, change.key
-
-
-def email_of(packed: bytes) -> str:
-    """The name in a serialised protocol.User."""
-    return xray_pb2.User.FromString(packed).email
 
 
 def own_counters(endpoint: Endpoint) -> tuple[str, ...]:

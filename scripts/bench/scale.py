@@ -15,7 +15,7 @@ from scripts.bench.stage import Backing, Stage, backing, machine, stage, timed
 from scripts.bench.ticker import Ticker, ticking
 
 SIZES = ("1", "10000", "50000", "100000", "10000x10")
-_IDLE = 1.0
+_IDLE = 2.0
 
 
 def main(sizes: Iterable[str]) -> None:
@@ -31,7 +31,6 @@ def table(on: Stage, target: Backing, ticker: Ticker) -> None:
     crowd = target.crowd
     print(f"\n{len(crowd.users)} users, {len(target.ports)} inbounds\n{'':22} {'ms':>7} {'stall ms':>9} {'RSS MiB':>8}")
     ticker.worst()
-    time.sleep(_IDLE)
     line("idle", 0, ticker, on)
     start, same = target.request(), Users(users=crowd.users)
     steps: list[tuple[str, Callable[[], object]]] = [
@@ -56,6 +55,7 @@ def _one(target: Backing) -> Iterable[User]:
 
 
 def line(name: str, seconds: float, ticker: Ticker, on: Stage) -> None:
+    time.sleep(_IDLE)
     figures = f"{1000 * seconds:>7.0f} {1000 * ticker.worst():>9.0f} {on.rss():>8.0f}"
     print(f"{name:22} {figures}", flush=True)
 
