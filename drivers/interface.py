@@ -90,7 +90,13 @@ class Generation(Protocol):
         """
 
     async def online(self, key: str) -> Mapping[str, int]:
-        """A user's addresses and when each was last seen (Unix seconds); empty when offline or unknown."""
+        """A user's addresses and when each was last seen (Unix seconds); empty when offline or unknown.
+
+        Raises `errors.Unsupported` where the core does not tell, and `errors.CoreFailed`.
+        """
+
+    async def online_count(self, key: str) -> int:
+        """How many addresses those are, where only that is told. Raises as `online`."""
 
     async def backend_stats(self) -> BackendStatsResponse:
         """The core's own run-time figures."""

@@ -107,6 +107,9 @@ class MemoryGeneration:
     async def online(self, key: str) -> Mapping[str, int]:
         return {}
 
+    async def online_count(self, key: str) -> int:
+        return 0
+
     async def backend_stats(self) -> BackendStatsResponse:
         return BackendStatsResponse()
 

@@ -48,7 +48,10 @@ class ApiFailed(Exception):
 
     def __init__(self, fault: grpc.aio.AioRpcError) -> None:
         super().__init__(fault.details() or fault.code().name)
-        self.code: grpc.StatusCode = fault.code()
+        code = fault.code()
+        # The core has no such call, or nothing of that name.
+        self.unsupported = code is grpc.StatusCode.UNIMPLEMENTED
+        self.unknown = not self.unsupported and (code is grpc.StatusCode.NOT_FOUND or "not found" in str(self))
 
 
 class Operation(NamedTuple):
@@ -98,10 +101,21 @@ class Api:
         try:
             reply = await self._call(STATS + "GetStatsOnlineIpList", request, xray_pb2.GetStatsOnlineIpListResponse)
         except ApiFailed as fault:
-            if fault.code is grpc.StatusCode.NOT_FOUND or "not found" in str(fault):
+            if fault.unknown:
                 return {}
             raise
         return dict(reply.ips)
+
+    async def online_count(self, email: str) -> int:
+        """How many addresses a user is connected from, for cores that do not list them (before 25.3.6)."""
+        request = xray_pb2.GetStatsRequest(name=f"user>>>{email}>>>online")
+        try:
+            reply = await self._call(STATS + "GetStatsOnline", request, xray_pb2.GetStatsResponse)
+        except ApiFailed as fault:
+            if fault.unknown:
+                return 0
+            raise
+        return int(reply.stat.value)
 
     async def count_users(self, tag: str) -> int:
         request = xray_pb2.GetInboundUserRequest(tag=tag)

@@ -16,7 +16,7 @@ from drivers.xray.api import MAX_REQUEST, Api, ApiFailed, Operation
 from drivers.xray.config import Endpoint, Plan
 from drivers.xray.connections import Connections, Pair
 from drivers.xray.doors import entrances
-from node.errors import CoreFailed
+from node.errors import CoreFailed, Unsupported
 from node.ledger import DIRECTIONS, Reading, Scope, counter_name
 from node.users import Accounts, Change, Refusal, apply, key_of
 from protos.service_pb2 import BackendStatsResponse
@@ -74,12 +74,16 @@ class XrayGeneration:
         return counters
 
     async def online(self, key: str) -> Mapping[str, int]:
-        for email in self._spellings(key):
-            try:
+        with _asking_who_is_online():
+            for email in self._spellings(key):
                 return await self._host.aio.run(self._api.online_ips(email))
-            except ApiFailed as fault:
-                raise CoreFailed(f"the core did not say who is online: {fault}") from fault
         return {}
+
+    async def online_count(self, key: str) -> int:
+        with _asking_who_is_online():
+            for email in self._spellings(key):
+                return await self._host.aio.run(self._api.online_count(email))
+        return 0
 
     async def backend_stats(self) -> BackendStatsResponse:
         try:
@@ -229,6 +233,18 @@ class XrayGeneration:
     def _refuse(self, changes: list[Change], reason: str) -> list[Refusal]:
         names = [self.accounts[tag].get(key) or packed for tag, key, packed in changes]
         return [Refusal(email_of(name), reason) for name in names if name is not None]
+
+
+@contextmanager
+def _asking_who_is_online() -> Iterator[None]:
+    try:
+        yield
+    except ApiFailed as fault:
+        if fault.unsupported:
+            raise Unsupported(
+                "this core does not tell where users are connected from: Xray does from 25.3.6 on"
+            ) from fault
+        raise CoreFailed(f"the core did not say who is online: {fault}") from fault
 
 
 def pair_of(change: Change) -> Pair:
