@@ -95,7 +95,7 @@ class Store:
     def users(self, changed: Mapping[str, bytes | None], clean: bool = False) -> None:
         """These users changed, None for who is gone; with `clean` there are no others."""
         if clean:
-            self._changes.clean_users, self._changes.users = True, {}
+            self._changes.clean_users, self._changes.users, changed = True, dict(changed), {}
         for key, packed in changed.items():
             self._changes.users.pop(key, None)
             self._changes.users[key] = packed

@@ -15,7 +15,7 @@ import pytest
 
 from node.database import Changes, Database
 from node.ledger import Row, Scope
-from protos.service_pb2 import StatRequest, StatResponse, User, UsersStat
+from protos.service_pb2 import Inbounds, StatRequest, StatResponse, User, UsersStat
 from tests.conftest import Place, control, member, run, settled, way
 from tests.harness import transfer
 from tests.harness.controller import Controller
@@ -182,6 +182,10 @@ def test_planned_ends(street: Street) -> None:
     assert street.is_booked()
     street.bill()
     assert street.billed == street.moved
+    # Of an inbound the protocol's own bytes are counted, too.
+    inbound = rows(street.controller.stats(Inbounds))[street.home.tag, "uplink"]
+    users = sum(value for (_, direction), value in street.moved.items() if direction == "uplink")
+    assert users <= inbound <= 1.01 * users
     assert not street.controller.stats(UsersStat).stats
 
 

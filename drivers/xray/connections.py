@@ -12,6 +12,7 @@ from typing import Any
 
 from twisted.internet.defer import ensureDeferred
 from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 
@@ -39,6 +40,10 @@ GATHER = 0.1
 # Seconds after a change of his credential in which a line may tell of a connection that a user had before: the core
 # writes it when it has looked at the first bytes, and where its rules need that has asked the DNS.
 LATE = 5.0
+# Seconds that all connections of a core that ends may take to end, those of them without force, and between two looks.
+HANG_UP = 1.0
+POLITE = 0.2
+HANG_UP_POLL = 0.01
 _ARROWS = (" >> ", " -> ", " ==> ")
 
 
@@ -123,11 +128,17 @@ class Connections:
             self._forget(where)
 
     async def hang_up(self, ports: Ports) -> None:
-        """End all connections to these ports, whosever they are."""
-        pool = self._reactor.getThreadPool()
+        """End all connections to these ports, whosever they are. Returns when the core has none of them any more.
+
+        They end in good order, and by force where the core waits for each direction by itself.
+        """
+        began, pool = self._reactor.seconds(), self._reactor.getThreadPool()
         try:
-            if self._pid is not None:
-                await deferToThreadPool(self._reactor, pool, sockets.hang_up, self._pid, ports)
+            while self._pid is not None and (passed := self._reactor.seconds() - began) < HANG_UP:
+                reset = passed > POLITE
+                if not await deferToThreadPool(self._reactor, pool, sockets.hang_up, self._pid, ports, reset):
+                    return
+                await deferLater(self._reactor, HANG_UP_POLL)
         except Unreachable as fault:
             self._complain(str(fault))
 
