@@ -116,6 +116,8 @@ class Generation(Protocol):
     async def wind_down(self) -> None:
         """Take no more connections and end the live ones: after it the counters come to rest, and can still be read.
 
+        Returns when the core has had the moment that it needs to notice; then two equal readings are the last ones.
+
         What cannot be done is logged: the process ends soon anyway.
         """
 

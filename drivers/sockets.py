@@ -66,22 +66,16 @@ def cut(pid: int, wanted: Mapping[Endpoint, Ports]) -> Seen:
     return seen
 
 
-def hang_up(pid: int, ports: Ports, reset: bool) -> int:
-    """End the process's TCP connections to these ports of its own. Returns how many it still had.
+def hang_up(pid: int, ports: Ports) -> None:
+    """End the process's TCP connections to these ports of its own, in good order. Raises `Unreachable`.
 
-    Without `reset` what was written to them is still sent: who was served has what was counted. Raises `Unreachable`.
+    What was written to them is still sent, after the process's end too: who was served has what was counted.
     """
-    open_still = 0
     for duplicate, _ in _connections(pid):
-        if reset:
-            open_still += _end(duplicate, ports)
-            continue
         with socket.socket(fileno=os.dup(duplicate)) as connection:
             if connection.type == socket.SOCK_STREAM and _at(connection.getsockname()[1], ports):
-                open_still += 1
                 with suppress(OSError):  # it ended by itself meanwhile
                     connection.shutdown(socket.SHUT_RDWR)
-    return open_still
 
 
 def peers(pid: int) -> set[Endpoint]:

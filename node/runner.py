@@ -48,7 +48,7 @@ class Runner(Members):
     ) -> None:
         super().__init__(reactor, ring, record)
         self._read_counters = read_counters
-        self._backoff = Backoff(reactor)
+        self._backoff, self._resuming = Backoff(reactor), Backoff(reactor)
         self._watch = Watch(reactor, self._hung, self._drifted)
         self._grace: IDelayedCall | None = None
         self._ending: list[Generation] = []
@@ -72,6 +72,7 @@ class Runner(Members):
         """Stop the backend, and whatever is under way. Its core ends after `grace` seconds, unless a Start wants it."""
         self._control.abort()
         self._backoff.cancel()
+        self._resuming.cancel()
         if self.state != "stopped":
             self._say("stopped", reason)
         if not self._closed:
@@ -141,6 +142,7 @@ class Runner(Members):
         before = self.state, self.reason
         ran = bool(self.generations) or self.state == "restarting"
         self._backoff.renew()
+        self._resuming.cancel()
         self._cancel_grace()
         # Before the roster changes: nothing of it is for the core that ends.
         self._say("starting", "")
@@ -275,7 +277,7 @@ class Runner(Members):
             again = not isinstance(told, InvalidConfig)
             self._say("failed", f"not resumed: {told.text}" + ("; this is tried again" if again else ""))
             if again:
-                self._backoff.later(lambda: self._in_background(self.resume(driver, request), "it was not resumed"))
+                self._resuming.later(lambda: self._in_background(self.resume(driver, request), "it was not resumed"))
 
     # Crashes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, pairwise
 
@@ -12,6 +12,7 @@ from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, suc
 from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
+from drivers.interface import End, Generation
 from node import members
 from node.errors import (
     Aborted,
@@ -25,8 +26,8 @@ from node.errors import (
     UsersRefused,
 )
 from node.logs import LogRing
-from node.runner import BACK_TIMEOUT, FAREWELL, LAST_TRY, PORT_RETRY, START_TIMEOUT, Runner
-from node.users import Accounts
+from node.runner import BACK_TIMEOUT, FAREWELL, LAST_TRY, PORT_RETRY, REST, START_TIMEOUT, Runner
+from node.users import Accounts, Change, Refusal, apply
 from node.watch import AUDIT, INTERVAL, PATIENCE
 from protos.service_pb2 import Backend, User
 from tests.memory import Gate, MemoryDriver, MemoryGeneration, MemoryPlan, MemoryRecord, person
@@ -41,7 +42,8 @@ class RunnerTests(SynchronousTestCase):
         self.clock = Clock()
         self.driver = MemoryDriver(self.clock)
         self.ring = LogRing(self.clock, 10_000)
-        self.readings = 0
+        self.readings = self.moving = 0
+        self.read: list[list[Generation]] = []
         self.record = MemoryRecord()
         self.runner = Runner(self.clock, self.ring, self.record, self._count)
 
@@ -56,8 +58,11 @@ class RunnerTests(SynchronousTestCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     async def _count(self) -> bool:
+        """A reading brings something as often as `moving` says."""
         self.readings += 1
-        return False
+        self.read.append(list(self.runner.counting))
+        self.moving -= 1
+        return self.moving >= 0
 
     def start(self, config: str = "a,b", *users: User, exclude: tuple[str, ...] = ()) -> Deferred[None]:
         request = Backend(config=config, users=users, exclude_inbounds=exclude)
@@ -351,6 +356,43 @@ class Stops(RunnerTests):
         self.failureResultOf(self.sync_users(ANN), NotInitialized)
         self.failureResultOf(self.sync_user(ANN), NotInitialized)
         self.stopped()
+
+    def test_nothing_is_lost_at_the_end(self) -> None:
+        """A core that ends serves nobody any more, then it is read until nothing moves, and only then it goes."""
+        core = self.started("a", ANN)
+        self.moving = 3
+        stop = self.stop()
+        self.assertTrue(core.wound_down)
+        self.assertTrue(core.alive)
+        self.pass_time(1)
+        self.successResultOf(stop)
+        self.assertEqual((self.readings, self.driver.running), (4, []))
+        self.assertEqual(self.read, [[core]] * 4)
+        self.assertEqual(self.runner.counting, [])
+
+    def test_counters_that_never_rest(self) -> None:
+        """It is not read for ever."""
+        self.started("a", ANN)
+        self.moving = 10**6
+        stop = self.stop()
+        self.pass_time(REST + 1)
+        self.successResultOf(stop)
+        self.assertEqual(self.driver.running, [])
+
+    def test_a_stop_while_a_core_is_read(self) -> None:
+        """A core that a Start was about to end is not taken back by a panel's Stop and Start: it serves nobody."""
+        core = self.started("a", ANN)
+        self.moving = 10**6
+        start = self.start("b", BOB)
+        self.assertTrue(core.wound_down)
+        stop, same = self.stop(GRACE), self.start("a", ANN)
+        self.failureResultOf(start, Aborted)
+        self.moving = 0
+        self.pass_time(1)
+        for deferred in (stop, same):
+            self.successResultOf(deferred)
+        self.assertFalse(core.alive)
+        self.assertEqual(self.accounts(), {"ann": b"one"})
 
     def test_stop_aborts_a_start(self) -> None:
         """A Stop ends a Start under way, wherever that is, and no core is left."""
@@ -752,6 +794,194 @@ class Users(RunnerTests):
             self.successResultOf(deferred)
         self.assertEqual(core.accounts, {"a": {"ann": b"one", "bob": b"two"}, "b": {}})
         self.assertEqual(self.core.accounts, {"b": {"cy": b"new"}, "c": {"cy": b"new", "dan": b"four"}})
+
+
+class Records(RunnerTests):
+    """What a node that is killed at any moment would leave."""
+
+    def kept(self) -> tuple[str, list[str]]:
+        return Backend.FromString(self.record.request).config, list(self.record.kept)
+
+    def test_what_was_accepted(self) -> None:
+        """The backend that runs, without its users, and each of them by himself."""
+        self.successResultOf(self.start("a,b", ANN, BOB, exclude=("b",)))
+        kept = Backend.FromString(self.record.request)
+        self.assertEqual((kept.config, list(kept.exclude_inbounds), list(kept.users)), ("a,b", ["b"], []))
+        self.assertEqual([User.FromString(packed) for packed in self.record.kept.values()], [ANN, BOB])
+
+    def test_only_what_changed(self) -> None:
+        """A sync, an equal Start, one user: who stays the same is not written again."""
+        self.started("a", ANN, BOB)
+        written = self.record.written
+        for same in (self.sync_users(ANN, BOB), self.start("a", ANN, BOB), self.sync_user(BOB)):
+            self.successResultOf(same)
+        self.assertEqual(self.record.written, written)
+        self.successResultOf(self.sync_users(BOB, CY))
+        self.successResultOf(self.sync_user(person("bob", "new", "a")))
+        self.assertEqual(self.record.written, written + 3)
+        self.assertEqual(self.kept(), ("a", ["cy", "bob"]))
+
+    def test_another_backend(self) -> None:
+        """The one before stays until the new one runs, with its own users, also those of the time between."""
+        self.started("a", ANN)
+        self.driver.launching.shut = True
+        start = self.start("b", person("bob", "two", "b"))
+        self.successResultOf(self.sync_user(person("cy", "three", "a", "b")))
+        self.assertEqual(self.kept(), ("a", ["ann", "cy"]))
+        self.driver.launching.open()
+        self.successResultOf(start)
+        self.assertEqual(self.kept(), ("b", ["cy", "bob"]))
+
+    def test_a_start_that_fails(self) -> None:
+        """What ran before is what there is."""
+        self.started("a", ANN)
+        self.driver.faults = [CoreFailed("no")]
+        self.failureResultOf(self.start("b", BOB), CoreFailed)
+        self.successResultOf(self.sync_user(CY))
+        self.assertEqual(self.kept(), ("a", ["ann", "cy"]))
+
+    def test_where_credentials_collide(self) -> None:
+        """Who has a credential depends on the order then: it is the same on disk."""
+        twin = person("zoe", "one", "a")
+        self.started("a", ANN, twin)
+        self.failureResultOf(self.sync_users(twin, BOB, ANN), UsersRefused)
+        self.assertEqual(self.kept(), ("a", ["zoe", "bob", "ann"]))
+        self.assertEqual(self.accounts(), {"zoe": b"one", "bob": b"two"})
+
+    def test_forgotten(self) -> None:
+        """A Stop forgets at once, with grace, too; who takes the core back is there again."""
+        for grace in (0.0, GRACE):
+            self.started("a", ANN, BOB)
+            self.stopped(grace)
+            self.assertEqual(self.kept(), ("", []))
+        self.failureResultOf(self.sync_user(person("bob")), NotInitialized)
+        self.successResultOf(self.start("a", ANN))
+        self.assertEqual(self.kept(), ("a", ["ann"]))
+
+    def test_the_node_ends(self) -> None:
+        """That is no Stop: the next node goes on."""
+        self.started("a", ANN)
+        self.successResultOf(ensureDeferred(self.runner.close()))
+        self.assertEqual(self.kept(), ("a", ["ann"]))
+
+    def test_an_answer_is_a_promise(self) -> None:
+        """Whoever changes something hears of it when it is on disk."""
+        self.started("a")
+        self.record.gate.shut = True
+        calls = [self.sync_users(ANN), ensureDeferred(self.runner.update([BOB])), self.start("a", ANN)]
+        for call in calls:
+            self.assertNoResult(call)
+        self.record.gate.open()
+        for call in calls:
+            self.successResultOf(call)
+
+    def test_everything(self) -> None:
+        """A disk that lost some is given all: the same as by changes."""
+        self.assertFalse(self.runner.everything())
+        self.started("a", ANN)
+        self.successResultOf(self.sync_user(BOB))
+        everything = self.runner.everything()
+        self.assertEqual((everything.request, everything.users), (self.record.request, self.record.kept))
+
+
+class Resumes(RunnerTests):
+    def resume(self, config: str = "a", *users: User) -> Deferred[None]:
+        return ensureDeferred(self.runner.resume(self.driver, Backend(config=config, users=users)))
+
+    def test_it_runs_again(self) -> None:
+        """With its users; an equal Start joins it."""
+        self.successResultOf(self.resume("a", ANN))
+        self.assertEqual(self.accounts(), {"ann": b"one"})
+        self.successResultOf(self.start("a", ANN, BOB))
+        self.assertEqual(len(self.driver.cores), 1)
+
+    def test_tried_again(self) -> None:
+        """A core that does not come up is tried by the crash policy; until then nobody takes users for it."""
+        self.driver.faults = [CoreFailed("no"), CoreFailed("not yet"), CoreFailed("later")]
+        self.successResultOf(self.resume("a", ANN))
+        self.pass_time(0)
+        self.assertEqual(
+            (self.runner.state, self.runner.reason), ("failed", "not resumed: not yet; this is tried again")
+        )
+        self.failureResultOf(self.sync_users(BOB), CoreFailed)
+        self.pass_time(4)
+        self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one"}))
+
+    def test_refused(self) -> None:
+        """A configuration that the core does not take any more does not mend itself."""
+        self.successResultOf(self.resume("a bad", ANN))
+        self.pass_time(100)
+        self.assertEqual((self.runner.state, self.driver.launches), ("failed", []))
+
+    def test_a_controller_is_faster(self) -> None:
+        """A Start ends the tries, a Stop as well."""
+        for act in (lambda: self.start("b", BOB), self.stop):
+            self.driver.faults = [CoreFailed("no")] * 2
+            self.successResultOf(self.resume("a", ANN))
+            self.pass_time(0)
+            self.successResultOf(act())
+            before = len(self.driver.cores)
+            self.pass_time(100)
+            self.assertEqual(len(self.driver.cores), before)
+            self.stopped()
+
+
+class Replacements(RunnerTests):
+    """A driver that brings users into force by another core."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.fault: CoreFailed | None = None
+        self.driver.apply = self.replace  # type: ignore[assignment]
+
+    async def replace(
+        self, core: MemoryGeneration, changes: Sequence[Change], end: End
+    ) -> tuple[MemoryGeneration, list[Refusal]]:
+        await end(core)
+        if self.fault:
+            raise self.fault
+        return await self.driver.launch(core.plan, apply(changes, core.accounts), 8), []
+
+    def test_the_new_one_takes_its_place(self) -> None:
+        """Nobody takes it for a crash, and the counters of the one before are read."""
+        first = self.started("a", ANN)
+        self.driver.stopping.shut = True
+        sync = self.sync_user(BOB)
+        self.assertRaises(NotStarted, self.runner.newest)
+        self.assertEqual((self.runner.counting, self.read), ([first], [[first]]))
+        self.driver.stopping.open()
+        self.successResultOf(sync)
+        self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one", "bob": b"two"}))
+        self.assertEqual((len(self.driver.cores), self.runner.counting), (2, [self.core]))
+
+    def test_neither_runs(self) -> None:
+        """It is a crash then: the core comes again, with all users."""
+        self.started("a", ANN)
+        self.fault = CoreFailed("it did not come up")
+        self.failureResultOf(self.sync_user(BOB), CoreFailed)
+        self.assertEqual(self.runner.state, "restarting")
+        self.pass_time(0)
+        self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one", "bob": b"two"}))
+
+    def test_an_equal_start_meanwhile(self) -> None:
+        """It waits for the new core and joins it."""
+        self.started("a", ANN)
+        self.driver.stopping.shut = True
+        sync, start = self.sync_user(BOB), self.start("a", ANN, BOB)
+        self.driver.stopping.open()
+        for deferred in (sync, start):
+            self.successResultOf(deferred)
+        self.assertEqual(len(self.driver.cores), 2)
+
+    def test_a_stop_meanwhile(self) -> None:
+        """No core is left."""
+        self.started("a", ANN)
+        self.driver.stopping.shut = True
+        sync, stop = self.sync_user(BOB), self.stop()
+        self.driver.stopping.open()
+        self.successResultOf(stop)
+        sync.addErrback(lambda failure: failure.trap(NodeError))
+        self.assertEqual((self.driver.running, self.runner.state), ([], "stopped"))
 
 
 @dataclass(frozen=True)

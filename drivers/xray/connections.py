@@ -40,10 +40,8 @@ GATHER = 0.1
 # Seconds after a change of his credential in which a line may tell of a connection that a user had before: the core
 # writes it when it has looked at the first bytes, and where its rules need that has asked the DNS.
 LATE = 5.0
-# Seconds that all connections of a core that ends may take to end, those of them without force, and between two looks.
-HANG_UP = 1.0
-POLITE = 0.2
-HANG_UP_POLL = 0.01
+# Seconds in which a core notices that its connections have ended.
+NOTICE = 0.02
 _ARROWS = (" >> ", " -> ", " ==> ")
 
 
@@ -128,19 +126,14 @@ class Connections:
             self._forget(where)
 
     async def hang_up(self, ports: Ports) -> None:
-        """End all connections to these ports, whosever they are. Returns when the core has none of them any more.
-
-        They end in good order, and by force where the core waits for each direction by itself.
-        """
-        began, pool = self._reactor.seconds(), self._reactor.getThreadPool()
+        """End all connections to these ports, whosever they are, and give the core a moment to notice."""
+        pool = self._reactor.getThreadPool()
         try:
-            while self._pid is not None and (passed := self._reactor.seconds() - began) < HANG_UP:
-                reset = passed > POLITE
-                if not await deferToThreadPool(self._reactor, pool, sockets.hang_up, self._pid, ports, reset):
-                    return
-                await deferLater(self._reactor, HANG_UP_POLL)
+            if self._pid is not None:
+                await deferToThreadPool(self._reactor, pool, sockets.hang_up, self._pid, ports)
         except Unreachable as fault:
             self._complain(str(fault))
+        await deferLater(self._reactor, NOTICE)
 
     def stop(self) -> None:
         """The core ends, or ended."""
