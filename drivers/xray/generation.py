@@ -14,8 +14,9 @@ from drivers.process import CoreProcess
 from drivers.xray.accounts import email_of
 from drivers.xray.api import MAX_REQUEST, Api, ApiFailed, Operation
 from drivers.xray.config import Endpoint, Plan
-from drivers.xray.connections import Connections, Pair
+from drivers.xray.connections import Connections
 from drivers.xray.doors import entrances
+from drivers.xray.suspects import Pair
 from node.errors import CoreFailed, Unsupported
 from node.ledger import DIRECTIONS, Reading, Scope, counter_name
 from node.users import Accounts, Change, Refusal, apply, key_of
