@@ -80,6 +80,10 @@ class Generation(Protocol):
         """Fires when the process is gone; a Deferred of its own for each caller."""
 
     @property
+    def warnings(self) -> Sequence[str]:
+        """What an operator should know about this run now: files that changed since it began, for instance."""
+
+    @property
     def uncounted(self) -> frozenset[Scope]:
         """What this run cannot count; asked for, it is unsupported."""
 

@@ -170,6 +170,7 @@ class Backend:
         accepted = self._runner.accepted if self._runner.state != "stopped" else None
         driver = accepted.driver if accepted else self._drivers[service_pb2.XRAY]
         warnings = [*(accepted.plan.warnings if accepted else ()), *self._store.warnings]
+        warnings += [warning for run in (self._runner.generations[:1] if accepted else ()) for warning in run.warnings]
         try:
             version = accepted.version if accepted else await driver.version()
         except CoreFailed as fault:

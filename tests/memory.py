@@ -73,6 +73,7 @@ class MemoryGeneration:
         self.plan = plan
         self.accounts = {tag: dict(users) for tag, users in accounts.items()}
         self.uncounted: frozenset[Scope] = frozenset()
+        self.warnings: list[str] = []
         self.alive = True
         self.silent = False
         self.wound_down = False

@@ -15,8 +15,9 @@ from twisted.trial.unittest import TestCase
 
 from drivers.sockets import endpoint
 from drivers.xray import connections
-from drivers.xray.connections import Connections, Pair
+from drivers.xray.connections import Connections
 from drivers.xray.doors import Door
+from drivers.xray.suspects import Pair
 
 
 class ConnectionsTests(TestCase):

@@ -69,11 +69,11 @@ class Xray:
         target = {tag: dict(accounts) for tag, accounts in target.items()}
         xray = await self._installation.current()
         api, connections = self._new_api(xray), Connections(self._host.reactor, plan.doors)
-        message = await self._render(plan, api, target)
+        message, files = await self._render(plan, api, target), xray.files()
         core = self._spawn(xray, message, api, _sifter(api, connections, plan.shown))
         channel = Api(api.socket)
         await self._ready(core, channel, Path(api.socket), seconds)
-        return XrayGeneration(self._host, plan, core, channel, api, connections, target)
+        return XrayGeneration(self._host, plan, core, channel, api, connections, target, files)
 
     async def apply(
         self, generation: XrayGeneration, changes: Sequence[Change], _: End

@@ -21,10 +21,10 @@ from drivers.diag import connected
 from drivers.sockets import Endpoint, Ports, Seen, Unreachable
 from drivers.xray.access import Accepted, Endpoints, parse
 from drivers.xray.doors import Door
+from drivers.xray.suspects import Pair, Suspects
 from node.users import key_of
 
-# A user of an inbound, by tag and key. The tag is empty where the core's line has none: its outbound has no tag.
-Pair = tuple[str, str]
+# The tag where the core's line has none: its outbound has no tag.
 UNTAGGED = ""
 
 # Endpoints that are kept, of all inbounds together; some 20 MB.
@@ -37,9 +37,6 @@ PRUNE_FULL = 10.0
 INLINE = 500
 # Seconds that late lines are gathered: one look at 10,000 sockets takes some 0.1 s of a processor.
 GATHER = 0.1
-# Seconds after a change of his credential in which a line may tell of a connection that a user had before: the core
-# writes it when it has looked at the first bytes, and where its rules need that has asked the DNS.
-LATE = 5.0
 # Seconds in which a core notices that its connections have ended.
 NOTICE = 0.02
 _ARROWS = (" >> ", " -> ", " ==> ")
@@ -56,8 +53,8 @@ class Connections:
         self._endpoints = {tag: Endpoints(door.shared) for tag, door in self._doors.items()}
         self._pid: int | None = None
         self._is_in: Callable[[Pair], bool] = lambda _: True
-        # Of whoever has a new credential: until when, and who was connected before he had it.
-        self._suspects: dict[Pair, tuple[float, set[Endpoint]]] = {}
+        self._ports = [some for door in doors.values() for some in door.ports]
+        self._suspects = Suspects()
         self._late: dict[Endpoint, Ports] = {}
         self._calls: dict[str, IDelayedCall] = {}
         self._noted = 0
@@ -98,24 +95,21 @@ class Connections:
         pairs = [pair for pair in changed if pair[0] in self._doors]
         if not pairs or self._pid is None:
             return
-        ports = [some for tag in {tag for tag, _ in pairs} for some in self._doors[tag].ports]
         try:
-            peers = await self._connected(ports)
+            peers = await self._connected()
         except OSError as fault:
             self._complain(f"connections by an old credential may live on: the kernel does not list them: {fault}")
             return
-        now = self._reactor.seconds()
-        self._suspects = {pair: found for pair, found in self._suspects.items() if now < found[0]}
-        self._suspects |= dict.fromkeys(pairs, (now + LATE, peers))
+        self._suspects.add(pairs, peers, self._reactor.seconds())
         self._call("prune", PRUNE, self._prune)
 
-    async def _connected(self, ports: Ports) -> set[Endpoint]:
-        """Who is connected now; asked in the pool where there were many the last time."""
+    async def _connected(self) -> set[Endpoint]:
+        """Who is connected to the inbounds; asked in the pool where there were many the last time."""
         if self._crowd > INLINE:
             pool = self._reactor.getThreadPool()
-            peers = await deferToThreadPool(self._reactor, pool, connected, ports)
+            peers = await deferToThreadPool(self._reactor, pool, connected, self._ports)
         else:
-            peers = connected(ports)
+            peers = connected(self._ports)
         self._crowd = len(peers)
         return peers
 
@@ -160,14 +154,11 @@ class Connections:
         self._noted += 1
         if self._noted >= CAP // 8:
             self._make_room()
-        if (out or self._is_suspect(pair, where)) and endpoints.holder(where) == pair[1]:
+        suspect = self._suspects.has(pair, where, self._reactor.seconds())
+        if (out or suspect) and endpoints.holder(where) == pair[1]:
             doors = [self._doors[tag]] if tag else self._doors.values()
             self._late[where] = [some for door in doors for some in door.ports]
             self._call("late", GATHER, self._end_late)
-
-    def _is_suspect(self, pair: Pair, where: Endpoint) -> bool:
-        until, peers = self._suspects.get(pair, (0.0, ()))
-        return where in peers and self._reactor.seconds() < until
 
     async def _end_late(self) -> None:
         late, self._late = self._late, {}
@@ -209,8 +200,7 @@ class Connections:
             return
         for endpoints in self._endpoints.values():
             endpoints.prune(seen.peers)
-        now = self._reactor.seconds()
-        self._suspects = {pair: found for pair, found in self._suspects.items() if now < found[0]}
+        self._suspects.prune(self._reactor.seconds())
         if self._suspects or any(map(len, self._endpoints.values())):
             self._call("prune", PRUNE, self._prune)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from drivers.xray.config import Version
 from drivers.xray.geo import assets
 from node.errors import CoreFailed
 
+_ASSETS = "XRAY_LOCATION_ASSET"
 _VERSION = re.compile(r"^Xray (\d+)\.(\d+)\.(\d+)")
 
 
@@ -28,6 +30,29 @@ class Executable:
     version: Version
     environment: dict[str, str]
     setpriv: str | None
+
+    def files(self) -> Files:
+        """What a core reads when it starts, and not again."""
+        return Files([self.path, *Path(self.environment[_ASSETS]).glob("*.dat")])
+
+
+class Files:
+    """Files as they are now, to be looked at again."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._marks = {path: _mark(path) for path in sorted(paths)}
+
+    def changed(self) -> list[Path]:
+        """Those that were replaced, written or removed since."""
+        return [path for path, mark in self._marks.items() if _mark(path) != mark]
+
+
+def _mark(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class Installation:
@@ -81,7 +106,7 @@ class Installation:
         environment = {
             "PATH": os.defpath,
             "TZ": "UTC",
-            "XRAY_LOCATION_ASSET": str(directory),
+            _ASSETS: str(directory),
             # Else listeners are MPTCP, and cannot be handed over to a next generation.
             "GODEBUG": "multipathtcp=0",
         }

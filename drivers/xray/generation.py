@@ -14,8 +14,10 @@ from drivers.process import CoreProcess
 from drivers.xray.accounts import email_of
 from drivers.xray.api import MAX_REQUEST, Api, ApiFailed, Operation
 from drivers.xray.config import Endpoint, Plan
-from drivers.xray.connections import Connections, Pair
+from drivers.xray.connections import Connections
 from drivers.xray.doors import entrances
+from drivers.xray.executable import Files
+from drivers.xray.suspects import Pair
 from node.errors import CoreFailed, Unsupported
 from node.ledger import DIRECTIONS, Reading, Scope, counter_name
 from node.users import Accounts, Change, Refusal, apply, key_of
@@ -36,6 +38,7 @@ class XrayGeneration:
         endpoint: Endpoint,
         connections: Connections,
         started: dict[str, Accounts],
+        files: Files,
     ) -> None:
         self._host = host
         self._plan = plan
@@ -43,6 +46,7 @@ class XrayGeneration:
         self._api = api
         self._own = own_counters(endpoint)
         self.accounts = started
+        self._files = files
         self._connections = connections
         # Who is being let in: the core may have him before we hear of it.
         self._entering: set[Pair] = set()
@@ -56,6 +60,10 @@ class XrayGeneration:
     @property
     def uncounted(self) -> frozenset[Scope]:
         return self._plan.uncounted
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        return [f"{path} changed on disk; it is used when the core starts next" for path in self._files.changed()]
 
     @property
     def pid(self) -> int | None:

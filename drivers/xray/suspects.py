@@ -1,0 +1,48 @@
+"""Who has had a new credential lately, and which connections were there before: a late line may tell of one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+
+from drivers.sockets import Endpoint
+
+# A user of an inbound, by tag and key.
+Pair = tuple[str, str]
+
+# Seconds after a change of his credential in which a line may tell of a connection that a user had before: the core
+# writes it when it has looked at the first bytes, and where its rules need that has asked the DNS.
+LATE = 5.0
+
+
+class Suspects:
+    """Looks at who is connected are numbered. Of each connection is kept which look saw it first, not each look."""
+
+    def __init__(self) -> None:
+        self._look = 0
+        self._since: dict[Endpoint, int] = {}
+        # Until when, and the last look before he had the new credential.
+        self._pairs: dict[Pair, tuple[float, int]] = {}
+        self._pruned = 0.0
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def add(self, pairs: Iterable[Pair], connected: Set[Endpoint], now: float) -> None:
+        """These have a new credential from now on; all who are `connected` to any inbound now were so before."""
+        if now > self._pruned + LATE:
+            self.prune(now)
+        self._look += 1
+        self._since = {where: self._since.get(where, self._look) for where in connected}
+        self._pairs.update(dict.fromkeys(pairs, (now + LATE, self._look)))
+
+    def has(self, pair: Pair, where: Endpoint, now: float) -> bool:
+        """Whether this connection is one that the user had before his credential changed."""
+        until, look = self._pairs.get(pair, (now, 0))
+        return now < until and self._since.get(where, look + 1) <= look
+
+    def prune(self, now: float) -> None:
+        """Forget whose change is too long ago."""
+        self._pruned = now
+        self._pairs = {pair: found for pair, found in self._pairs.items() if now < found[0]}
+        if not self._pairs:
+            self._since = {}

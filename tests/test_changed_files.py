@@ -1,0 +1,100 @@
+"""An executable or a geo file that changes on disk is a warning until a core starts from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from drivers.xray.executable import Files
+from drivers.xray.geo import private_geoip
+from tests.conftest import Place, connection, member, run
+from tests.harness import transfer
+from tests.harness.backend import backend
+from tests.harness.controller import Controller, RpcController
+from tests.harness.core import find_xray
+from tests.harness.echo import EchoServer
+from tests.harness.inbounds import Kind
+from tests.harness.node import NodeProcess
+from tests.harness.users import TestUser
+
+ANNA = TestUser.new("anna@test")
+
+
+def replace(path: Path, content: bytes) -> None:
+    """As an installer does it: a new file takes the old one's name."""
+    fresh = path.with_name("fresh")
+    fresh.write_bytes(content)
+    fresh.chmod(0o755)
+    fresh.rename(path)
+
+
+def test_what_counts_as_changed(tmp_path: Path) -> None:
+    """A file that was written, replaced by an equal one or removed; not one that was merely read or is new."""
+    paths = {name: tmp_path / name for name in ("read", "written", "replaced", "removed", "linked")}
+    for path in paths.values():
+        path.write_bytes(b"old")
+    link = tmp_path / "link"
+    link.symlink_to(paths["linked"])
+    files = Files([*(path for name, path in paths.items() if name != "linked"), link])
+    assert files.changed() == []
+    paths["read"].read_bytes()
+    paths["written"].write_bytes(b"newer")
+    os.utime(paths["linked"], ns=(0, 0))
+    replace(paths["replaced"], b"old")
+    paths["removed"].unlink()
+    (tmp_path / "new").write_bytes(b"new")
+    assert {path.name for path in files.changed()} == {"written", "replaced", "removed", "link"}
+
+
+class Machine:
+    """A node with an executable and a geo file of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.executable, self.geoip = directory / "bin" / "xray", directory / "lists" / "geoip.dat"
+        for path in (self.executable, self.geoip):
+            path.parent.mkdir()
+        self.install()
+        self.geoip.write_bytes(private_geoip())
+        (directory / "node").mkdir()
+        self.node = NodeProcess(
+            directory / "node", XRAY_EXECUTABLE_PATH=str(self.executable), XRAY_ASSETS_PATH=str(self.geoip.parent)
+        )
+
+    def install(self) -> None:
+        replace(self.executable, f'#!/bin/sh\nexec {find_xray()} "$@"\n'.encode())
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    made = Machine(tmp_path)
+    with made.node:
+        yield made
+
+
+def told(controller: Controller) -> set[str]:
+    """The files that the node warns of."""
+    return {warning.partition(" ")[0] for warning in controller.info().warnings if "changed on disk" in warning}
+
+
+def test_a_file_that_changed_is_a_warning(machine: Machine, all_kinds: Mapping[str, Kind], echo: EchoServer) -> None:
+    """It is told in info while the core of before goes on, and not any more once one was started from it."""
+    home = Place(all_kinds["vless-raw"], "home")
+    with closing(RpcController(machine.node)) as controller:
+        run(controller, [home], [member(ANNA, home)])
+        assert told(controller) == set()
+        with connection(home, ANNA, echo) as link:
+            machine.install()
+            assert told(controller) == {str(machine.executable)}
+            replace(machine.geoip, machine.geoip.read_bytes())
+            assert told(controller) == {str(machine.executable), str(machine.geoip)}
+            again = controller.start(backend([home.inbound], [member(ANNA, home)]))
+            assert "changed on disk" in str(again.warnings)
+            transfer.echo(link, b"still there")
+        controller.stop()
+        assert told(controller) == set()
+        run(controller, [home], [member(ANNA, home)])
+        assert told(controller) == set()
