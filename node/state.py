@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
 import stat
 import tempfile
 from pathlib import Path
-from typing import IO
 
 # A unix socket's path has at most 107 bytes (unix(7)); a core's socket adds this much.
 _SOCKET_NAME = 40
@@ -21,13 +21,14 @@ class StateDirectory:
     def __init__(self, path: Path) -> None:
         # Resolved, because systemd's StateDirectory may be a link, and because cores carry the name.
         self.path = path.resolve()
-        self._lock: IO[str] | None = None
+        self._lock: int | None = None
 
     @property
     def run_dir(self) -> Path:
         """Where the sockets of cores are. Cores carry its name, so that a later node finds those that were left."""
         run = self.path / "run"
-        if len(os.fsencode(run)) + _SOCKET_NAME <= _MAX_PATH:
+        writable = os.access(self.path, os.W_OK) or not self.path.exists()
+        if writable and len(os.fsencode(run)) + _SOCKET_NAME <= _MAX_PATH:
             return run
         return Path(tempfile.gettempdir()) / f"txnode-{os.getuid()}-{hash_name(self.path)}"
 
@@ -41,19 +42,30 @@ class StateDirectory:
         for directory in (self.path, self.run_dir):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             _make_private(directory)
-        lock = (self.path / "lock").open("w")
-        os.fchmod(lock.fileno(), 0o600)
+        lock = self._open_lock()
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as fault:
-            lock.close()
+            os.close(lock)
             raise OSError(f"another node has STATE_DIR {self.path}; give each its own") from fault
         self._lock = lock
 
     def release(self) -> None:
         if self._lock is not None:
-            self._lock.close()
+            os.close(self._lock)
             self._lock = None
+
+    def _open_lock(self) -> int:
+        """On a disk that became read-only the lock of an earlier node does, or the directory itself."""
+        file = self.path / "lock"
+        try:
+            lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as fault:
+            if fault.errno != errno.EROFS:
+                raise
+            return os.open(file if file.exists() else self.path, os.O_RDONLY)
+        os.fchmod(lock, 0o600)
+        return lock
 
 
 def hash_name(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -71,6 +72,28 @@ def test_another_process_cannot_have_it(tmp_path: Path) -> None:
         other.wait()
     state.claim()
     state.release()
+
+
+def test_a_disk_that_became_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node has its directory all the same, once; its sockets go elsewhere."""
+    opened = os.open
+
+    def read_only(path: Path, flags: int, *mode: int) -> int:
+        if flags & (os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return opened(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", read_only)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    first, second = StateDirectory(tmp_path), StateDirectory(tmp_path)
+    for _ in ("without the lock of an earlier node", "with it"):
+        first.claim()
+        with pytest.raises(OSError, match="another node has STATE_DIR"):
+            second.claim()
+        first.release()
+        os.close(opened(tmp_path / "lock", os.O_CREAT, 0o600))
+    assert not first.run_dir.is_relative_to(tmp_path)
+    first.run_dir.rmdir()
 
 
 def test_a_long_path_has_its_sockets_elsewhere(tmp_path: Path) -> None:
