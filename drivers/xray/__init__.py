@@ -43,6 +43,7 @@ class Xray:
     """Satisfies `drivers.interface.Driver`. Its settings: XRAY_EXECUTABLE_PATH, XRAY_ASSETS_PATH, XRAY_SPLICE."""
 
     name = "xray"
+    window = 0.0
 
     def __init__(self, host: Host) -> None:
         self._host = host
