@@ -8,7 +8,7 @@ from contextlib import aclosing, suppress
 
 from drivers.api import ApiFailed, Channel
 from drivers.sing_box.config import Endpoint
-from drivers.sing_box.tally import Tally
+from drivers.sing_box.tally import Stream, Tally
 from node.users import key_of
 from protos import sing_box_pb2
 from protos.sing_box_pb2 import Connection, ConnectionEvents, Nothing, Status, Subscription
@@ -117,7 +117,7 @@ class Api:
         async with aclosing(self._daemon.stream(path, request, ConnectionEvents, BULK_DEADLINE)) as stream:
             async for message in stream:
                 if self._tally is not None:
-                    self._tally.take(message.events)
+                    Stream(self._tally).take(message.events)
                 return [event.connection for event in message.events if not event.connection.closed_at]
         return []
 
@@ -145,15 +145,16 @@ class Api:
         """Take the events as they come. A stream that ends is opened again for as long as we are."""
         path, request = DAEMON + "SubscribeConnections", Subscription(interval=int(INTERVAL * 1e9))
         while True:
+            counted = Stream(self._tally) if self._tally is not None else None
             with suppress(ApiFailed):
                 async with aclosing(self._daemon.stream(path, request, ConnectionEvents)) as stream:
                     async for message in stream:
-                        self._take(message)
+                        if counted is not None:
+                            counted.take(message.events)
+                        self._close_barred(message)
             await asyncio.sleep(INTERVAL)
 
-    def _take(self, message: ConnectionEvents) -> None:
-        if self._tally is not None:
-            self._tally.take(message.events)
+    def _close_barred(self, message: ConnectionEvents) -> None:
         if self._barred or self._closing:
             known = [event.connection for event in message.events if event.HasField("connection")]
             wanted = [connection.id for connection in known if not connection.closed_at and self._is_barred(connection)]

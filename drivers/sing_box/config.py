@@ -16,6 +16,7 @@ from typing import Any
 from drivers.json_text import parse
 from drivers.sing_box.accounts import BUILDERS, Inbound, inbound_of, nobody, quoted_name
 from node.errors import InvalidConfig
+from node.ledger import DIRECTIONS
 from node.users import Account, Accounts
 from protos.service_pb2 import User
 
@@ -57,6 +58,17 @@ class Plan:
     @property
     def tags(self) -> Sequence[str]:
         return list(self.inbounds)
+
+    @property
+    def silent(self) -> dict[str, int]:
+        """The counters of all inbounds and outbounds before they carried anything: the core has none of them then."""
+        handlers = (("inbound", "inbounds"), ("outbound", "outbounds"), ("outbound", "endpoints"))
+        return {
+            f"{scope}>>>{handler['tag']}>>>traffic>>>{direction}": 0
+            for scope, kind in handlers
+            for handler in self.tree.get(kind, [])
+            for direction in DIRECTIONS
+        }
 
     def account(self, tag: str, user: User) -> Account | None:
         inbound = self.inbounds[tag]

@@ -33,24 +33,18 @@ class Tally:
         self._open: dict[str, _Known] = {}
         self._closed: dict[str, _Known] = {}
 
-    def take(self, events: Iterable[ConnectionEvent]) -> None:
-        for event in events:
-            known = self._known(event)
-            if known is None:
-                continue
-            up, down = known.up + event.uplink_delta, known.down + event.downlink_delta
-            if event.HasField("connection"):
-                up = max(up, event.connection.uplink_total)
-                down = max(down, event.connection.downlink_total)
-            self._book(known, up, down)
-            if event.type == CLOSED or event.connection.closed_at:
-                self._close(event.id)
-
-    def _known(self, event: ConnectionEvent) -> _Known | None:
-        known = self._open.get(event.id) or self._closed.get(event.id)
-        if known is None and event.HasField("connection"):
-            known = self._open[event.id] = _Known(_names(event.connection))
-        return known
+    def see(self, id: str, connection: Connection | None, up: int, down: int, closed: bool) -> None:
+        """A connection has carried so much by now, or more."""
+        known = self._open.get(id) or self._closed.get(id)
+        if known is None:
+            if connection is None:
+                return
+            known = self._open[id] = _Known(_names(connection))
+        self._book(known, max(up, known.up), max(down, known.down))
+        if closed and id in self._open:
+            self._closed[id] = self._open.pop(id)
+            if len(self._closed) > REMEMBERED:
+                del self._closed[next(iter(self._closed))]
 
     def _book(self, known: _Known, up: int, down: int) -> None:
         for name in known.names:
@@ -59,13 +53,29 @@ class Tally:
                 self.counters[counter] = self.counters.get(counter, 0) + added
         known.up, known.down = up, down
 
-    def _close(self, id: str) -> None:
-        known = self._open.pop(id, None)
-        if known is None:
-            return
-        self._closed[id] = known
-        if len(self._closed) > REMEMBERED:
-            del self._closed[next(iter(self._closed))]
+
+class Stream:
+    """One stream of events into a tally. An update says how much was added since the one before of the same stream."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+        self._sums: dict[str, tuple[int, int]] = {}
+
+    def take(self, events: Iterable[ConnectionEvent]) -> None:
+        for event in events:
+            connection = event.connection if event.HasField("connection") else None
+            before = self._sums.get(event.id)
+            if connection is not None:
+                up, down = connection.uplink_total, connection.downlink_total
+            elif before is not None:
+                up, down = before[0] + event.uplink_delta, before[1] + event.downlink_delta
+            else:
+                continue  # its beginning was left out; its end has the sum
+            closed = event.type == CLOSED or bool(connection and connection.closed_at)
+            self._sums[event.id] = up, down
+            if closed:
+                del self._sums[event.id]
+            self._tally.see(event.id, connection, up, down, closed)
 
 
 def _names(connection: Connection) -> tuple[str, ...]:
