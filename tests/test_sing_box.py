@@ -378,6 +378,7 @@ def _naive(port: int, certificate: certs.Certificate, echo: EchoServer, name: st
         context.wrap_socket(plain, server_hostname=SERVER_NAME) as link,
     ):
         target = f"{echo.host}:{echo.port}"
+        before = echo.connections
         head = (
             f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\nPadding: ~~~\r\nProxy-Authorization: Basic {login}\r\n\r\n"
         )
