@@ -26,7 +26,10 @@ class ApiFailed(Exception):
 
     def __init__(self, fault: grpc.aio.AioRpcError) -> None:
         super().__init__(fault.details() or fault.code().name)
-        self.code: grpc.StatusCode = fault.code()
+        code = fault.code()
+        # The core has no such call, or nothing of that name.
+        self.unsupported = code is grpc.StatusCode.UNIMPLEMENTED
+        self.unknown = not self.unsupported and (code is grpc.StatusCode.NOT_FOUND or "not found" in str(self))
 
 
 class Channel:
@@ -42,7 +45,7 @@ class Channel:
         if self._channel is not None:
             await self._channel.close()
 
-    async def call(self, path: str, request: Message, reply: type[Any], seconds: float) -> Any:
+    async def call(self, path: str, request: Message | bytes, reply: type[Any], seconds: float) -> Any:
         """The reply to one request. Raises `ApiFailed`."""
         call = self._calls.get(path)
         if call is None:
@@ -75,5 +78,5 @@ class Channel:
         return self._channel
 
 
-def _serialize(message: Message) -> bytes:
-    return message.SerializeToString()
+def _serialize(message: Message | bytes) -> bytes:
+    return message if isinstance(message, bytes) else message.SerializeToString()
