@@ -29,9 +29,9 @@ from tests.harness.sing_box import (
     BUILDS,
     SERVER_KEY,
     SERVER_NAME,
+    VLESS,
     Door,
     SingBoxClient,
-    Way,
     backend,
     find_sing_box,
     tls,
@@ -124,13 +124,6 @@ def _use_and_compare(box: Box, door: Door, person: TestUser, port: int, echo: Ec
 
 
 # Users who come and go
-
-VLESS = Way(
-    "vless",
-    "vless",
-    lambda user: {"uuid": user.uuid},
-    lambda user: service_pb2.Proxy(vless=service_pb2.Vless(id=user.uuid)),
-)
 
 
 def gets_in(port: int, echo: EchoServer) -> bool:

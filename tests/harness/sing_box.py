@@ -184,13 +184,16 @@ def _shadowsocks(user: TestUser) -> service_pb2.Proxy:
     return service_pb2.Proxy(shadowsocks=service_pb2.Shadowsocks(password=user.password))
 
 
+VLESS = Way("vless", "vless", _uuid, _vless)
+
+
 def ways(certificate: Certificate, cover_port: int) -> list[Way]:
     """Every type, and the forms of it that differ in how users are told apart."""
     return [*_plain(certificate), *_over_tls(certificate, cover_port), *_quic(certificate)]
 
 
 def _plain(_: Certificate) -> Iterator[Way]:
-    yield Way("vless", "vless", _uuid, _vless)
+    yield VLESS
     transport = {"transport": {"type": "ws", "path": "/w"}}
     yield Way("vless-ws", "vless", _uuid, _vless, transport, transport)
     yield Way("vmess", "vmess", lambda user: {**_uuid(user), "security": "auto"}, _vmess)
