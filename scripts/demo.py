@@ -111,7 +111,7 @@ def show(pid: int, when: str, core: str) -> None:
     if not serves(pid, ports):
         return  # scripts/run tells why
     say("node", f"serves, and writes its log to {_path(settings.state_dir / 'node.log')}")
-    marker = settings.state_dir / "demo-shown"
+    marker = settings.state_dir / f"demo-shown-{core}"
     wanted = when == "always" or (when == "first" and not marker.exists())
     if wanted and demonstrate(settings, SHOWN[core]):
         marker.touch()

@@ -22,6 +22,11 @@ from protos.service_pb2 import User
 
 Json = dict[str, Any]
 
+UNCERTAIN = (
+    "this sing-box was built without with_v2ray_api: traffic is summed from its connections, which is inexact above some "
+    "1,000 new ones a second"
+)
+
 # Services that are, or open, an API of the core.
 _APIS = ("api", "ssm-api")
 # Keys that name a file to be written or a program to be run, anywhere, …
@@ -75,13 +80,15 @@ class Plan:
         return BUILDERS[inbound.type](inbound, user)
 
 
-def plan(formatted: bytes, exclude: frozenset[str], directory: Path) -> Plan:
+def plan(formatted: bytes, exclude: frozenset[str], directory: Path, counts: bool) -> Plan:
     """The plan of what `sing-box format` printed; what the core keeps is below `directory`.
 
-    Raises `InvalidConfig`.
+    `counts` is whether it has counters. Raises `InvalidConfig`.
     """
     tree = parse(formatted.decode())
     warnings = list(_take_over(tree, directory))
+    if not counts:
+        warnings.append(UNCERTAIN)
     _name(tree)
     inbounds = {}
     for inbound in tree.get("inbounds", []):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
@@ -25,6 +25,7 @@ class SingBoxGeneration:
 
     log = Logger()
     uncounted: frozenset[Scope] = frozenset()
+    warnings: Sequence[str] = ()
 
     def __init__(self, host: Host, plan: Plan, process: CoreProcess, api: Api, users: Mapping[str, Accounts]) -> None:
         self._host = host
