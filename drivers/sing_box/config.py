@@ -23,12 +23,14 @@ from protos.service_pb2 import User
 Json = dict[str, Any]
 
 UNCERTAIN = (
-    "this sing-box was built without with_v2ray_api: traffic is summed from its connections, which is inexact above some "
-    "1,000 new ones a second"
+    "this sing-box was built without with_v2ray_api: traffic is summed from its connections, which is inexact above "
+    "some 1,000 new ones a second"
 )
 
 # Services that are, or open, an API of the core.
 _APIS = ("api", "ssm-api")
+# Types that listen on UDP alone.
+_QUIC = ("hysteria", "hysteria2", "tuic")
 # Keys that name a file to be written or a program to be run, anywhere, …
 _DROPPED = ("pid_file", "usages_path", "taildrop_directory", "executable_path", "wrapper_path", "write_to_system")
 # … or a directory that the core keeps things in.
@@ -90,10 +92,11 @@ def plan(formatted: bytes, exclude: frozenset[str], directory: Path, counts: boo
     if not counts:
         warnings.append(UNCERTAIN)
     _name(tree)
+    _check_ports(tree.get("inbounds", []))
     inbounds = {}
     for inbound in tree.get("inbounds", []):
         managed = None if inbound["tag"] in exclude else inbound_of(inbound, inbound["tag"])
-        if "listen_port" in inbound or "listen" in inbound:
+        if "listen_port" in inbound and inbound["type"] not in _QUIC:
             # So that a next run of the core can have the port beside this one.
             inbound["reuse_addr"] = True
         if managed:
@@ -177,6 +180,17 @@ def _name(tree: Json) -> None:
     tags = [inbound["tag"] for inbound in tree.get("inbounds", [])]
     if double := {tag for tag in tags if tags.count(tag) > 1}:
         raise InvalidConfig(f"several inbounds have the tag {min(double)!r}")
+
+
+def _check_ports(inbounds: Sequence[Mapping[str, Any]]) -> None:
+    """Raises `InvalidConfig` for a port that two have: the kernel would give its connections to either of them."""
+    taken: dict[tuple[str, int], str] = {}
+    for inbound in inbounds:
+        port = inbound.get("listen_port")
+        if port and inbound["type"] not in _QUIC:
+            other = taken.setdefault((inbound.get("listen", ""), port), inbound["tag"])
+            if other != inbound["tag"]:
+                raise InvalidConfig(f"the inbounds {other!r} and {inbound['tag']!r} have the same port {port}")
 
 
 def _take_over(tree: Json, directory: Path) -> Iterator[str]:
