@@ -118,15 +118,8 @@ def test_what_is_left_out() -> None:
     assert whole["experimental"].keys() == {"later", "v2ray_api"}
     assert whole["certificate_providers"][0]["data_directory"] == whole["inbounds"][0]["tls"]["acme"]["data_directory"]
     assert whole["unknown"] == {"kept": True} and whole["inbounds"][0]["later"] == 1
-    for word in (
-        "log.output",
-        "write_to_system",
-        "executable_path",
-        "clash_api",
-        "cache_file",
-        "service api",
-        "ssm-api",
-    ):
+    words = ("log.output", "write_to_system", "executable_path", "clash_api", "cache_file", "service api", "ssm-api")
+    for word in words:
         assert any(word in warning for warning in made.warnings), word
 
 
