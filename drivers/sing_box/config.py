@@ -67,6 +67,12 @@ class Plan:
         return list(self.inbounds)
 
     @property
+    def ports(self) -> list[range]:
+        """Where inbounds listen."""
+        ports = (inbound.get("listen_port", 0) for inbound in self.tree.get("inbounds", []))
+        return [range(port, port + 1) for port in ports if port]
+
+    @property
     def silent(self) -> dict[str, int]:
         """The counters of all inbounds and outbounds before they carried anything: the core has none of them then."""
         handlers = (("inbound", "inbounds"), ("outbound", "outbounds"), ("outbound", "endpoints"))

@@ -7,12 +7,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from twisted.internet.threads import deferToThreadPool
-
 from drivers import process
-from drivers.cores import InstallError, choose
-from drivers.install import find
 from drivers.interface import Host
+from drivers.located import located
 from node.errors import CoreFailed
 
 # The first version with the api service.
@@ -51,22 +48,13 @@ class Installation:
 
     async def current(self) -> Executable:
         """The executable to run now. Raises `CoreFailed` with what to do if there is none."""
-        path = self._known[1].path if self._known and self._known[1].path.is_file() else await self._find()
+        path = self._known[1].path if self._known else None
+        if path is None or not path.is_file():
+            path = await located(self._host, "sing-box")
         changed = path.stat().st_mtime_ns
         if self._known is None or self._known[0] != changed or self._known[1].path != path:
             self._known = changed, await self._ask(path)
         return self._known[1]
-
-    async def _find(self) -> Path:
-        configured = self._host.settings.get("SING_BOX_EXECUTABLE_PATH") or None
-        pool = self._host.reactor.getThreadPool()
-        try:
-            found = await deferToThreadPool(self._host.reactor, pool, find, choose("sing-box"), configured)
-        except InstallError as fault:
-            raise CoreFailed(str(fault)) from fault
-        if found is None:
-            raise CoreFailed("there is no sing-box on this machine: run `python -m drivers.install sing-box`")
-        return found
 
     async def _ask(self, path: Path) -> Executable:
         done = await process.run(

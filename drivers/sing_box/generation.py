@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from twisted.internet.defer import Deferred
+from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 
 from drivers.api import ApiFailed
@@ -14,6 +15,7 @@ from drivers.interface import Exit, Host
 from drivers.process import CoreProcess
 from drivers.sing_box.api import Api
 from drivers.sing_box.config import Plan
+from drivers.sockets import Unreachable, deafen
 from node.errors import CoreFailed
 from node.ledger import Reading, Scope
 from node.users import Accounts, Change, apply
@@ -107,6 +109,12 @@ class SingBoxGeneration:
             raise CoreFailed(f"the core did not end connections of removed users: {fault}") from fault
 
     async def wind_down(self) -> None:
+        try:
+            if self.pid is not None:
+                pool = self._host.reactor.getThreadPool()
+                await deferToThreadPool(self._host.reactor, pool, deafen, self.pid, self.plan.ports)
+        except Unreachable as fault:
+            self.log.warn("the core goes on accepting: {fault}", fault=fault)
         try:
             await self._host.aio.run(self._api.end_all())
         except ApiFailed as fault:
