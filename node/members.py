@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -83,7 +84,7 @@ class Members:
         self._recorded = False
         self._control = Control()
         self._memory = Memory(reactor)
-        self._reconciler = Reconciler(self._wanted, self._confirmed, self._apply)
+        self._reconciler = Reconciler(self._wanted, self._confirmed, self._apply, self._window, self._sleep)
         # What the core is being asked for now; nobody knows yet whether it is in force.
         self._asked: Pairs = set()
         self._held: Held | None = None
@@ -251,6 +252,12 @@ class Members:
 
     def _confirmed(self) -> Mapping[str, Accounts]:
         return self.generations[0].accounts if self.generations else {tag: {} for tag in self.roster.target}
+
+    def _window(self) -> float:
+        return self.accepted.driver.window if self.accepted else 0.0
+
+    async def _sleep(self, seconds: float) -> None:
+        await deferLater(self._reactor, seconds)
 
     async def _apply(self, changes: list[Change]) -> list[Refusal]:
         """A core that went away meanwhile takes the changes along when it comes again."""

@@ -24,7 +24,12 @@ class Reconciler:
         target: Callable[[], Mapping[str, Accounts]],
         confirmed: Callable[[], Mapping[str, Accounts]],
         apply: Callable[[list[Change]], Awaitable[list[Refusal]]],
+        window: Callable[[], float] = lambda: 0.0,
+        sleep: Callable[[float], Awaitable[None]] | None = None,
     ) -> None:
+        # Seconds that a batch with additions waits for more of them.
+        self._window = window
+        self._sleep = sleep
         self._target = target
         self._confirmed = confirmed
         self._apply = apply
@@ -46,9 +51,12 @@ class Reconciler:
         await self._turn.run(lambda: None)
 
     async def _batch(self) -> None:
-        dirty, self._dirty = self._dirty, set()
-        waiting, self._waiting = self._waiting, []
+        waiting = self._waiting
         try:
+            try:
+                await self._collect()
+            finally:
+                dirty, self._dirty, self._waiting = self._dirty, set(), []
             refused = await self._bring(dirty)
         except Exception:  # noqa: BLE001 - handed to everybody who waits for it
             fault = Failure()
@@ -58,11 +66,26 @@ class Reconciler:
         for touched, done in waiting:
             done.callback([refusal for key in sorted({key for _, key in touched}) for refusal in refused.get(key, ())])
 
-    async def _bring(self, dirty: Iterable[tuple[str, str]]) -> dict[str, list[Refusal]]:
-        """Apply what differs; the refusals by key."""
+    async def _collect(self) -> None:
+        """Where a batch is dear it takes along what comes soon. Who is removed does not stay for that."""
+        window = self._window()
+        if not window or self._sleep is None:
+            return
+        leaving = [change for change in self._changes(self._dirty) if change.packed is None]
+        if leaving:
+            await self._apply(leaving)
+        if self._changes(self._dirty):
+            await self._sleep(window)
+
+    def _changes(self, dirty: Iterable[tuple[str, str]]) -> list[Change]:
+        """What of it differs."""
         target, confirmed = self._target(), self._confirmed()
         wanted = [Change(tag, key, target[tag].get(key)) for tag, key in dirty if tag in target]
-        changes = [change for change in wanted if confirmed[change.tag].get(change.key) != change.packed]
+        return [change for change in wanted if confirmed[change.tag].get(change.key) != change.packed]
+
+    async def _bring(self, dirty: Iterable[tuple[str, str]]) -> dict[str, list[Refusal]]:
+        """Apply what differs; the refusals by key."""
+        changes = self._changes(dirty)
         refused: dict[str, list[Refusal]] = {}
         if changes:
             for refusal in await self._apply(changes):

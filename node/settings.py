@@ -53,6 +53,7 @@ SETTINGS = (
     Setting("XRAY_EXECUTABLE_PATH", "the Xray to run (default: found on PATH or in the cores directory)"),
     Setting("XRAY_ASSETS_PATH", "where geoip.dat and geosite.dat are (default: beside the executable)"),
     Setting("XRAY_SPLICE", "on: the kernel splices Vision connections, which are counted only at their end", "off"),
+    Setting("SING_BOX_EXECUTABLE_PATH", "the sing-box to run (default: found on PATH or in the cores directory)"),
     Setting("STOP_GRACE", "seconds a core lives on after a Stop with x-api-key, for the Start that follows it", "30"),
     Setting("KEEP_ALIVE_ACTION", "stop or keep: what becomes of a backend when its keep-alive is over", "stop"),
     Setting("RESUME", "on: the node starts the backend that ran when it ended, and its users, by itself", "on"),
@@ -63,7 +64,7 @@ SETTINGS = (
     ),
     Setting("DEBUG", "1: log every request too", "0"),
 )
-_DRIVER_PREFIXES = ("XRAY_",)
+_DRIVER_PREFIXES = ("XRAY_", "SING_BOX_")
 _SYSTEMD = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 

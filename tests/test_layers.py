@@ -77,7 +77,7 @@ def who_imports(*packages: str) -> set[str]:
 @functools.cache
 def own_imports(name: str) -> frozenset[str]:
     """The modules of ours that a module imports."""
-    known = modules().keys() | {"protos.service_pb2", "protos.xray_pb2"}
+    known = modules().keys() | {"protos.service_pb2", "protos.xray_pb2", "protos.sing_box_pb2"}
     found = set()
     for target in imported(modules()[name]):
         parts = target.split(".")
@@ -196,7 +196,7 @@ def test_the_node_names_no_core(name: str) -> None:
     """Outside the settings of drivers and the interface's own number of the default core, no core is named."""
     cores = [word for word in named(modules()[name]) if "xray" in word.lower() or "sing_box" in word.lower()]
     if name == "node.settings":
-        cores = [word for word in cores if not word.startswith("XRAY_")]
+        cores = [word for word in cores if not word.startswith(("XRAY_", "SING_BOX_"))]
         cores = [word for word in cores if not word.startswith("the Xray to run")]
     if name == "node.backend":
         cores = [word for word in cores if word != "XRAY"]
@@ -228,7 +228,7 @@ API = {name for name in modules() if within(name, "drivers") and name.endswith("
         (["twisted.web", "werkzeug"], {"node.rest", "node.site"}),
         (["grpc", "grpc_health", "grpc_reflection"], {"node.aio", "node.rpc", "node.tls"} | API),
         (["psutil"], {"node.system", "node.certificate", "drivers.process"}),
-        (["subprocess"], {"drivers.install", "drivers.gobuild"}),
+        (["subprocess"], {"drivers.install", "drivers.wheels"}),
         (["sqlite3"], {"node.database"}),
         (["urllib.request", "http.client"], {"drivers.archive", "drivers.install"}),
         (["requests", "dotenv", "pickle", "marshal"], set()),

@@ -54,7 +54,12 @@ def test_nothing_but_a_key_is_needed(home: Path) -> None:
         resume=True,
         traffic_interval=10,
         debug=False,
-        drivers={"XRAY_EXECUTABLE_PATH": "", "XRAY_ASSETS_PATH": "", "XRAY_SPLICE": "off"},
+        drivers={
+            "SING_BOX_EXECUTABLE_PATH": "",
+            "XRAY_EXECUTABLE_PATH": "",
+            "XRAY_ASSETS_PATH": "",
+            "XRAY_SPLICE": "off",
+        },
         notify={},
     )
 

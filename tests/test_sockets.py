@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivers.sockets import cut, endpoint, peers
+from drivers.sockets import cut, deafen, endpoint, peers
 
 # Takes a listening socket on descriptor 0, accepts, and echoes a byte on every connection for ever.
 CHILD = """
@@ -186,3 +186,15 @@ def test_refused_by_the_kernel() -> None:
     assert "Unreachable: live connections of removed users cannot be ended" in done.stderr
     assert "pidfd_getfd" in done.stderr
     assert "mode 0755" in done.stderr
+
+
+def test_a_deaf_listener(server: Server) -> None:
+    """Nobody gets in, nobody is refused, and who is in stays; a listener of another port hears on."""
+    with ExitStack() as stack:
+        link = server.connect(stack)
+        deafen(server.pid, [range(server.port + 1, server.port + 2)])
+        server.connect(stack)
+        deafen(server.pid, server.ports)
+        with pytest.raises(TimeoutError):
+            socket.create_connection(link.getpeername()[:2], timeout=0.3)
+        assert echoes(link)

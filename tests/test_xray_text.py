@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drivers.xray.text import Hints, hints, parse
+from drivers.json_text import parse
+from drivers.xray.text import Hints, hints
 from tests.harness.convert import refuses
 
 values = st.recursive(

@@ -8,31 +8,23 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 
-from drivers import process
+from drivers import json_text, process, starting
 from drivers.interface import End, Host
 from drivers.process import CoreProcess
-from drivers.xray import config, text
+from drivers.xray import config
 from drivers.xray.access import Shown
 from drivers.xray.api import Api
 from drivers.xray.connections import Connections
 from drivers.xray.executable import Executable, Installation
 from drivers.xray.generation import XrayGeneration
-from node.errors import CoreFailed, InvalidConfig, PortTaken
 from node.users import Accounts, Change, Refusal
 
 # The first version whose api.listen may be a unix socket.
 DIRECT_API = (26, 5, 3)
-# Seconds between two looks at a core that is starting.
-READY_POLL = 0.002
-# Seconds that one question to it may take.
-READY_CALL = 1.0
 # Xray's exit code for a configuration that it does not take; a port that is taken has another.
 REFUSED = 23
-# Lines of the core in the text of an error.
-LAST_LINES = 5
 # Above this many users a configuration is built in the reactor's pool.
 BUILD_INLINE = 5000
 _FROM_PROTOBUF = ("-format", "protobuf", "-c", "stdin:")
@@ -43,13 +35,14 @@ class Xray:
     """Satisfies `drivers.interface.Driver`. Its settings: XRAY_EXECUTABLE_PATH, XRAY_ASSETS_PATH, XRAY_SPLICE."""
 
     name = "xray"
+    window = 0.0
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._installation = Installation(host)
 
     def fingerprint(self, config_text: str) -> str:
-        return text.fingerprint(config_text)
+        return json_text.fingerprint(config_text)
 
     async def version(self) -> str:
         return ".".join(map(str, (await self._installation.current()).version))
@@ -96,7 +89,7 @@ class Xray:
             stdin=stdin,
         )
         if done.code != 0:
-            raise _refused(done.lines)
+            raise starting.refused(_cause(done.lines))
         return done
 
     async def _render(self, plan: config.Plan, api: config.Endpoint, target: Mapping[str, Accounts]) -> bytes:
@@ -130,23 +123,19 @@ class Xray:
 
     async def _ready(self, core: CoreProcess, channel: Api, socket: Path, seconds: float) -> None:
         """Wait until the core answers. Raises `CoreFailed` with its last lines, and leaves no process."""
-        deadline = self._host.reactor.seconds() + seconds
+
+        async def answers() -> bool:
+            return socket.exists() and await self._host.aio.run(channel.ready(starting.CALL))
+
         try:
-            while core.exit is None:
-                if self._host.reactor.seconds() > deadline:
-                    raise CoreFailed(f"the core did not answer within {seconds:g} s: {_cause(core.last_lines)}")
-                if socket.exists() and await self._host.aio.run(channel.ready(READY_CALL)):
-                    return
-                await deferLater(self._host.reactor, READY_POLL)
-            if core.exit.code == REFUSED:
-                raise _refused(core.last_lines)
-            if any("address already in use" in line for line in core.last_lines):
-                raise PortTaken(f"the core cannot have its port: {_cause(core.last_lines)}")
-            raise CoreFailed(f"the core did not start: {_cause(core.last_lines)}")
+            await starting.ready(self._host.reactor, core, answers, seconds, _is_refusal, _cause)
         except BaseException:
-            await core.stop()
             await self._host.aio.run(channel.close())
             raise
+
+
+def _is_refusal(core: CoreProcess) -> bool:
+    return core.exit is not None and core.exit.code == REFUSED
 
 
 def _sifter(api: config.Endpoint, connections: Connections, shown: Shown) -> Callable[[list[str]], list[str]]:
@@ -171,11 +160,7 @@ def _remove_socket(socket: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _refused(lines: Sequence[str]) -> InvalidConfig:
-    return InvalidConfig(f"the core refuses the configuration: {_cause(lines)}")
-
-
 def _cause(lines: Sequence[str]) -> str:
     """What the core says last about its failure, the lines of mere progress left out."""
     telling = [line for line in lines if line.strip() and not _CHATTER.match(line)]
-    return "\n".join(telling[-LAST_LINES:]) or "it said nothing"
+    return starting.last(telling)

@@ -7,13 +7,11 @@ does there was tried on the core.
 from __future__ import annotations
 
 import base64
-import binascii
-import hashlib
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+from drivers.credentials import KEY_BYTES, parse_uuid, shadowsocks_2022_key
 from drivers.xray.wire import SIZE, field
 from node.users import Account, Unusable
 from protos import service_pb2, xray_pb2
@@ -33,11 +31,6 @@ CIPHERS = {
     "xchacha20-ietf-poly1305": 8,
 }
 DEFAULT_CIPHER = "chacha20-ietf-poly1305"
-# Key bytes of the methods of Shadowsocks-2022 that have several users.
-KEY_BYTES = {"2022-blake3-aes-128-gcm": 16, "2022-blake3-aes-256-gcm": 32}
-
-
-_UUID = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}")
 
 
 @dataclass(frozen=True)
@@ -144,45 +137,3 @@ def email_of(packed: bytes) -> str:
 @cache
 def _type_field(name: str) -> bytes:
     return field(b"\x0a", name.encode())
-
-
-def parse_uuid(text: str) -> tuple[str, bytes]:
-    """A UUID as Xray reads it, canonical and as bytes: 1 to 30 bytes that are none are hashed to one.
-
-    Raises `Unusable`.
-    """
-    try:
-        # Nearly all are canonical, and there may be 100,000 of them.
-        identity = bytes.fromhex(text.replace("-", ""))
-    except ValueError:
-        identity = b""
-    if len(identity) != 16 or _canonical(identity) != text:
-        identity = _identity(text)
-        text = _canonical(identity)
-    return text, identity
-
-
-def _canonical(identity: bytes) -> str:
-    digits = identity.hex()
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
-
-
-def _identity(text: str) -> bytes:
-    raw = text.encode()
-    if len(raw) <= 30:
-        digest = bytearray(hashlib.sha1(bytes(16) + raw, usedforsecurity=False).digest()[:16])
-        digest[6] = digest[6] & 0x0F | 5 << 4
-        digest[8] = digest[8] & 0x3F | 2 << 6
-        return bytes(digest)
-    if not _UUID.fullmatch(text):
-        raise Unusable("the id is not a UUID")
-    return bytes.fromhex(text.replace("-", ""))
-
-
-def shadowsocks_2022_key(password: str, size: int) -> bytes:
-    """The key that clients derive: the password if it is base64 of `size` bytes, else its SHA-256, cut."""
-    try:
-        key = base64.b64decode(password, validate=True)
-    except (binascii.Error, ValueError):
-        key = b""
-    return key if len(key) == size else hashlib.sha256(password.encode()).digest()[:size]

@@ -7,13 +7,12 @@ for the very inbound they go to.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import grpc
-import grpc.aio
 from google.protobuf.message import Message
 
+from drivers.api import ApiFailed, Channel
 from drivers.xray.wire import field
 from protos import xray_pb2
 
@@ -31,28 +30,6 @@ MAX_REQUEST = 4 * 1024 * 1024 - 64 * 1024
 _ADD = field(b"\x0a", b"xray.app.proxyman.command.AddUserOperation")
 _REMOVE = field(b"\x0a", b"xray.app.proxyman.command.RemoveUserOperation")
 
-_OPTIONS = [
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-    # A core that is starting is asked again at once, not after gRPC's second.
-    ("grpc.initial_reconnect_backoff_ms", 20),
-    ("grpc.min_reconnect_backoff_ms", 20),
-    ("grpc.max_reconnect_backoff_ms", 200),
-]
-
-
-class ApiFailed(Exception):
-    """A call that the core refused or did not answer; the text is the core's."""
-
-    def __init__(self, fault: grpc.aio.AioRpcError) -> None:
-        super().__init__(fault.details() or fault.code().name)
-        code = fault.code()
-        # The core has no such call, or nothing of that name.
-        self.unsupported = code is grpc.StatusCode.UNIMPLEMENTED
-        self.unknown = not self.unsupported and (code is grpc.StatusCode.NOT_FOUND or "not found" in str(self))
-
 
 class Operation(NamedTuple):
     """One AlterInbound: `packed` is a serialised protocol.User to add, or None to remove `email`."""
@@ -66,13 +43,10 @@ class Api:
     """A channel to one run of the core."""
 
     def __init__(self, socket: str) -> None:
-        self._socket = socket
-        self._channel: grpc.aio.Channel | None = None
-        self._calls: dict[str, Callable[..., Awaitable[Any]]] = {}
+        self._channel = Channel(f"unix:{socket}")
 
     async def close(self) -> None:
-        if self._channel is not None:
-            await self._channel.close()
+        await self._channel.close()
 
     async def ready(self, seconds: float) -> bool:
         """Ask whether the core answers. Once it does all inbounds are bound."""
@@ -180,17 +154,7 @@ class Api:
         return None
 
     async def _call(self, path: str, request: Message | bytes, reply: type[Any], seconds: float = USER_DEADLINE) -> Any:
-        if self._channel is None:
-            # Here, because a channel belongs to the loop it was made in.
-            self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=_OPTIONS)
-        call = self._calls.get(path)
-        if call is None:
-            call = self._channel.unary_unary(path, _serialize, reply.FromString)
-            self._calls[path] = call
-        try:
-            return await call(request, timeout=seconds)
-        except grpc.aio.AioRpcError as fault:
-            raise ApiFailed(fault) from fault
+        return await self._channel.call(path, request, reply, seconds)
 
 
 def _request(operation: Operation) -> bytes:
@@ -200,7 +164,3 @@ def _request(operation: Operation) -> bytes:
     else:
         kind, value = _ADD, operation.packed
     return field(b"\x0a", operation.tag.encode()) + field(b"\x12", kind + field(b"\x12", field(b"\x0a", value)))
-
-
-def _serialize(message: Message | bytes) -> bytes:
-    return message if isinstance(message, bytes) else message.SerializeToString()

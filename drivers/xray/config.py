@@ -12,9 +12,10 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
+from drivers.credentials import KEY_BYTES
 from drivers.xray import streams
 from drivers.xray.access import BadMask, Mask, Shown
-from drivers.xray.accounts import BUILDERS, KEY_BYTES, Inbound
+from drivers.xray.accounts import BUILDERS, Inbound
 from drivers.xray.doors import Door, doors
 from drivers.xray.text import Hints, hints
 from drivers.xray.wire import field

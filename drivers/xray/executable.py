@@ -8,12 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from twisted.internet.threads import deferToThreadPool
-
 from drivers import process
-from drivers.cores import InstallError, choose
-from drivers.install import find
 from drivers.interface import Host
+from drivers.located import located
 from drivers.xray.config import Version
 from drivers.xray.geo import assets
 from node.errors import CoreFailed
@@ -68,7 +65,7 @@ class Installation:
     async def current(self) -> Executable:
         """The executable to run now. Raises `CoreFailed` with what to do if there is none."""
         if self._path is None or not self._path.is_file():
-            self._path, self._version = await self._find(), None
+            self._path, self._version = await located(self._host, "xray"), None
             self._setpriv = await process.find_setpriv(
                 self._host.reactor, environment={"PATH": os.defpath}, owner=self._host.directory
             )
@@ -77,17 +74,6 @@ class Installation:
         if self._version is None or self._version[0] != changed:
             self._version = changed, await self._ask_version(path, environment)
         return Executable(path, self._version[1], environment, self._setpriv)
-
-    async def _find(self) -> Path:
-        configured = self._host.settings.get("XRAY_EXECUTABLE_PATH") or None
-        pool = self._host.reactor.getThreadPool()
-        try:
-            found = await deferToThreadPool(self._host.reactor, pool, find, choose("xray"), configured)
-        except InstallError as fault:
-            raise CoreFailed(str(fault)) from fault
-        if found is None:
-            raise CoreFailed("there is no Xray on this machine: run `python -m drivers.install xray`")
-        return found
 
     async def _ask_version(self, path: Path, environment: dict[str, str]) -> Version:
         done = await process.run(

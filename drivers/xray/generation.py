@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
+from drivers.api import ApiFailed
 from drivers.interface import Exit, Host
 from drivers.process import CoreProcess
 from drivers.xray.accounts import email_of
-from drivers.xray.api import MAX_REQUEST, Api, ApiFailed, Operation
+from drivers.xray.api import MAX_REQUEST, Api, Operation
 from drivers.xray.config import Endpoint, Plan
 from drivers.xray.connections import Connections
 from drivers.xray.doors import entrances

@@ -6,14 +6,10 @@ alone: the core has the last word on whether a text is valid.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-# A string is matched first, so that what looks like a comment inside one stays.
-_STRING_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|#[^\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
+from drivers.json_text import parse
 
 
 class Hints(NamedTuple):
@@ -21,31 +17,6 @@ class Hints(NamedTuple):
 
     flow: str = ""
     method: str = ""
-
-
-def parse(text: str) -> Any:
-    """The text as a value, comments left out. Raises `ValueError`."""
-    return json.loads(_bare(text))
-
-
-def _bare(text: str) -> str:
-    return _STRING_OR_COMMENT.sub(lambda match: match.group(1) or " ", text)
-
-
-def fingerprint(text: str) -> str:
-    """Equal for texts that differ in the order of keys, white space and comments only. An unreadable one is itself.
-
-    Keys that stand twice are kept: the core merges what they hold.
-    """
-    try:
-        value = json.loads(_bare(text), object_pairs_hook=_ordered)
-    except (ValueError, RecursionError):
-        value = text
-    return hashlib.sha256(json.dumps(value).encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _ordered(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {"members": sorted(pairs, key=lambda pair: pair[0])}
 
 
 def hints(text: str, inbounds: int) -> list[Hints]:

@@ -1,0 +1,82 @@
+"""A gRPC channel to one run of a core. Everything here runs in the asyncio thread."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    # A core that is starting is asked again at once, not after gRPC's second.
+    ("grpc.initial_reconnect_backoff_ms", 20),
+    ("grpc.min_reconnect_backoff_ms", 20),
+    ("grpc.max_reconnect_backoff_ms", 200),
+]
+
+
+class ApiFailed(Exception):
+    """A call that the core refused or did not answer; the text is the core's."""
+
+    def __init__(self, fault: grpc.aio.AioRpcError) -> None:
+        super().__init__(fault.details() or fault.code().name)
+        code = fault.code()
+        # The core has no such call, or nothing of that name.
+        self.unsupported = code is grpc.StatusCode.UNIMPLEMENTED
+        self.unknown = not self.unsupported and (code is grpc.StatusCode.NOT_FOUND or "not found" in str(self))
+
+
+class Channel:
+    """Calls by path. `metadata` goes with each of them."""
+
+    def __init__(self, target: str, metadata: Sequence[tuple[str, str]] = ()) -> None:
+        self._target = target
+        self._metadata = tuple(metadata)
+        self._channel: grpc.aio.Channel | None = None
+        self._calls: dict[str, Callable[..., Awaitable[Any]]] = {}
+
+    async def close(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
+
+    async def call(self, path: str, request: Message | bytes, reply: type[Any], seconds: float) -> Any:
+        """The reply to one request. Raises `ApiFailed`."""
+        call = self._calls.get(path)
+        if call is None:
+            call = self._open().unary_unary(path, _serialize, reply.FromString)
+            self._calls[path] = call
+        try:
+            return await call(request, timeout=seconds, metadata=self._metadata)
+        except grpc.aio.AioRpcError as fault:
+            raise ApiFailed(fault) from fault
+
+    async def stream(
+        self, path: str, request: Message, reply: type[Any], seconds: float | None = None
+    ) -> AsyncGenerator[Any, None]:
+        """The replies to one request, until the core or the reader ends it. Raises `ApiFailed`."""
+        call = self._open().unary_stream(path, _serialize, reply.FromString)(
+            request, timeout=seconds, metadata=self._metadata
+        )
+        try:
+            async for message in call:
+                yield message
+        except grpc.aio.AioRpcError as fault:
+            raise ApiFailed(fault) from fault
+        finally:
+            call.cancel()
+
+    def _open(self) -> grpc.aio.Channel:
+        if self._channel is None:
+            # Here, because a channel belongs to the loop it was made in.
+            self._channel = grpc.aio.insecure_channel(self._target, options=_OPTIONS)
+        return self._channel
+
+
+def _serialize(message: Message | bytes) -> bytes:
+    return message if isinstance(message, bytes) else message.SerializeToString()

@@ -1,0 +1,196 @@
+"""The sing-box driver: a configuration is taken over, a core is run from it, and another one when users come."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThreadPool
+from twisted.logger import Logger
+
+from drivers import json_text, process, starting
+from drivers.interface import End, Host
+from drivers.ports import free_ports
+from drivers.process import CoreProcess
+from drivers.sing_box import config
+from drivers.sing_box.accounts import name_of
+from drivers.sing_box.api import Api
+from drivers.sing_box.executable import ENVIRONMENT, Executable, Installation
+from drivers.sing_box.generation import SingBoxGeneration
+from node.errors import CoreFailed, InvalidConfig, PortTaken
+from node.users import Accounts, Change, Refusal, apply
+
+# Seconds that a new run may take to come up while users change, and between two tries to get its ports.
+START_SECONDS = 5.0
+PORT_RETRY = 0.05
+# Seconds for which changes are collected: bringing them into force ends everybody's connections.
+WINDOW = 0.3
+# Above this many users a configuration is built in the reactor's pool.
+BUILD_INLINE = 5000
+_STDIN = ("-c", "stdin", "--disable-color")
+_FATAL = re.compile(r"FATAL\[\d+\] (.*)")
+# What only the start itself can find out about a machine, not about a configuration.
+_PASSING = ("address already in use", "cannot assign requested address", "permission denied")
+
+
+class SingBox:
+    """Satisfies `drivers.interface.Driver`. Its setting: SING_BOX_EXECUTABLE_PATH."""
+
+    name = "sing-box"
+    window = WINDOW
+    log = Logger()
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._installation = Installation(host)
+
+    def fingerprint(self, config_text: str) -> str:
+        return json_text.fingerprint(config_text)
+
+    async def version(self) -> str:
+        return (await self._installation.current()).version
+
+    async def prepare(self, config_text: str, exclude: frozenset[str]) -> config.Plan:
+        core = await self._installation.current()
+        done = await self._run(core, "format", stdin=config_text.encode(), output=1)
+        return config.plan(done.output, exclude, self._host.directory, core.counts)
+
+    async def check(self, plan: config.Plan) -> None:
+        core = await self._installation.current()
+        await self._run(core, "check", stdin=await self._render(plan, _endpoint(core), {tag: {} for tag in plan.tags}))
+
+    async def launch(self, plan: config.Plan, target: Mapping[str, Accounts], seconds: float) -> SingBoxGeneration:
+        # As it is now: users change while the core comes up.
+        target = {tag: dict(accounts) for tag, accounts in target.items()}
+        executable = await self._installation.current()
+        endpoint = _endpoint(executable)
+        core = self._spawn(executable, await self._render(plan, endpoint, target), endpoint)
+        api = Api(endpoint)
+        aio = self._host.aio
+        try:
+            await starting.ready(
+                self._host.reactor, core, lambda: aio.run(api.ready(starting.CALL)), seconds, _is_refusal, _cause
+            )
+            await aio.run(api.begin())
+        except BaseException:
+            await aio.run(api.close())
+            raise
+        return SingBoxGeneration(self._host, plan, core, api, target)
+
+    async def apply(
+        self, generation: SingBoxGeneration, changes: Sequence[Change], end: End
+    ) -> tuple[SingBoxGeneration, list[Refusal]]:
+        """Removals are in force at once; additions take a new run of the core, which costs everybody's connections."""
+        await generation.admit(changes)
+        coming = [change for change in changes if not generation.admits(change)]
+        if not coming:
+            return generation, []
+        return await self.bring_in(generation, coming, end)
+
+    async def bring_in(
+        self, generation: SingBoxGeneration, coming: Sequence[Change], end: End
+    ) -> tuple[SingBoxGeneration, list[Refusal]]:
+        """Bring a configuration with these users into force: it is checked, then the old run ends and a new one begins.
+
+        A core that cannot be run with them runs without them again. Raises `CoreFailed` if not even that.
+        """
+        before = generation.accounts
+        target = apply(coming, before)
+        executable = await self._installation.current()
+        text = await self._render(generation.plan, _endpoint(executable), target)
+        try:
+            await self._run(executable, "check", stdin=text)
+        except InvalidConfig as fault:
+            return generation, _refusals(coming, fault.text)
+        await end(generation)
+        try:
+            return await self._launch_again(generation.plan, target), []
+        except CoreFailed as fault:
+            self.log.error("a core did not come up with changed users: {reason}", reason=fault.text)
+            return await self._launch_again(generation.plan, before), _refusals(coming, fault.text)
+
+    async def _launch_again(self, plan: config.Plan, target: Mapping[str, Accounts]) -> SingBoxGeneration:
+        deadline = self._host.reactor.seconds() + START_SECONDS
+        while True:
+            try:
+                return await self.launch(plan, target, deadline - self._host.reactor.seconds())
+            except PortTaken:
+                if self._host.reactor.seconds() + PORT_RETRY > deadline:
+                    raise
+                await deferLater(self._host.reactor, PORT_RETRY)
+
+    def sweep(self) -> list[int]:
+        return process.sweep(self._host.directory)
+
+    async def _run(self, core: Executable, *arguments: str, stdin: bytes, output: int = 3) -> process.Done:
+        """Have the core look at a configuration. Raises `InvalidConfig` with its reason."""
+        done = await process.run(
+            self._host.reactor,
+            [str(core.path), *arguments, *_STDIN],
+            environment=ENVIRONMENT,
+            owner=self._host.directory,
+            stdin=stdin,
+            output=output,
+        )
+        if done.code != 0:
+            raise starting.refused(_cause(done.lines))
+        return done
+
+    async def _render(self, plan: config.Plan, api: config.Endpoint, target: Mapping[str, Accounts]) -> bytes:
+        if sum(map(len, target.values())) <= BUILD_INLINE:
+            return config.render(plan, api, target)
+        pool = self._host.reactor.getThreadPool()
+        return await deferToThreadPool(self._host.reactor, pool, config.render, plan, api, target)
+
+    def _spawn(self, executable: Executable, text: bytes, endpoint: config.Endpoint) -> CoreProcess:
+        core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint))
+        source = process.memory_file(text)
+        try:
+            process.spawn(
+                core,
+                self._host.reactor,
+                process.leashed([str(executable.path), "run", *_STDIN, "-D", str(self._host.directory)]),
+                environment=ENVIRONMENT,
+                owner=self._host.directory,
+                files={0: source},
+            )
+        finally:
+            os.close(source)
+        return core
+
+
+def _endpoint(core: Executable) -> config.Endpoint:
+    try:
+        return config.Endpoint.new(free_ports(2 if core.counts else 1))
+    except OSError as fault:
+        raise CoreFailed(f"the core cannot have a port for its API: {fault}") from fault
+
+
+def _sifter(endpoint: config.Endpoint) -> Callable[[list[str]], list[str]]:
+    """Where the APIs are is in no log."""
+    telling = tuple(f"started at 127.0.0.1:{port}" for port in endpoint.ports)
+
+    def sift(lines: list[str]) -> list[str]:
+        return [line for line in lines if not line.endswith(telling)]
+
+    return sift
+
+
+def _is_refusal(core: CoreProcess) -> bool:
+    """It ends with 1 whatever it was: what may pass by itself is told by its words."""
+    said = _cause(core.last_lines)
+    return core.exit is not None and core.exit.code == 1 and not any(words in said for words in _PASSING)
+
+
+def _cause(lines: Sequence[str]) -> str:
+    """What the core says of its end."""
+    fatal = [match[1] for line in lines if (match := _FATAL.search(line))]
+    return starting.last(fatal or [line for line in lines if line.strip()])
+
+
+def _refusals(changes: Sequence[Change], reason: str) -> list[Refusal]:
+    return [
+        Refusal(name_of(change.packed), f"{change.tag}: {reason}") for change in changes if change.packed is not None
+    ]

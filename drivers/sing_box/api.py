@@ -1,0 +1,189 @@
+"""sing-box's own gRPC APIs: its api service, and v2ray_api where the build has it. All in the asyncio thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import aclosing, suppress
+
+from drivers.api import ApiFailed, Channel
+from drivers.sing_box.config import Endpoint
+from drivers.sing_box.tally import Stream, Tally
+from node.users import key_of
+from protos import sing_box_pb2
+from protos.sing_box_pb2 import Connection, ConnectionEvents, Nothing, Status, Subscription
+
+DAEMON = "/daemon.StartedService/"
+STATS = "/v2ray.core.app.stats.command.StatsService/"
+# Seconds.
+DEADLINE = 5.0
+BULK_DEADLINE = 10.0
+# Between two messages of a stream of connections: what a core that is killed takes along.
+INTERVAL = 0.2
+# How old a list of connections may be when somebody asks who is online.
+FRESH = 0.2
+# Between two looks at all connections while there are users whose connections are to be closed: events may be left out.
+SWEEP = 2.0
+# Closes in flight.
+IN_FLIGHT = 32
+
+Pair = tuple[str, str]
+
+
+class Api:
+    """The APIs of one run of the core.
+
+    `barred` are the (tag, key) pairs whose connections are closed as they come; all of them while `closing`.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._daemon = Channel(f"127.0.0.1:{endpoint.port}", [("authorization", f"Bearer {endpoint.secret}")])
+        self._stats = None if endpoint.stats_port is None else Channel(f"127.0.0.1:{endpoint.stats_port}")
+        self._tally = None if self._stats else Tally()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._barred: set[Pair] = set()
+        self._closing = False
+        self._listing = asyncio.Lock()
+        self._listed: tuple[float, list[Connection]] = (0.0, [])
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for channel in (self._daemon, self._stats):
+            if channel is not None:
+                await channel.close()
+
+    async def ready(self, seconds: float) -> bool:
+        """Ask whether the core answers. Once it does all inbounds are bound."""
+        try:
+            await self._daemon.call(DAEMON + "GetVersion", Nothing(), sing_box_pb2.Version, seconds)
+        except ApiFailed:
+            return False
+        return True
+
+    async def begin(self) -> None:
+        """Follow the connections, where that is what counts them."""
+        if self._tally is not None:
+            self._watch()
+
+    async def counters(self) -> dict[str, int]:
+        """All counters, by the core's names for them. Raises `ApiFailed`."""
+        if self._stats is None:
+            await self.connections()
+            return dict(self._tally.counters) if self._tally else {}
+        request = sing_box_pb2.QueryStatsRequest()
+        path = STATS + "QueryStats"
+        reply = await self._stats.call(path, request, sing_box_pb2.QueryStatsResponse, BULK_DEADLINE)
+        return {stat.name: stat.value for stat in reply.stat}
+
+    async def online(self, key: str) -> dict[str, int]:
+        """A user's addresses, and when his newest connection from there began (Unix seconds). Raises `ApiFailed`."""
+        async with self._listing:
+            now = asyncio.get_running_loop().time()
+            if now - self._listed[0] > FRESH:
+                self._listed = now, await self.connections()
+        addresses: dict[str, int] = {}
+        for connection in self._listed[1]:
+            if key_of(connection.user) == key:
+                address = connection.source.rpartition(":")[0].strip("[]")
+                addresses[address] = max(addresses.get(address, 0), connection.created_at // 1000)
+        return addresses
+
+    async def status(self) -> Status:
+        """Memory and goroutines. Raises `ApiFailed`."""
+        request = Subscription(interval=10**9)
+        async with aclosing(self._daemon.stream(DAEMON + "SubscribeStatus", request, Status, DEADLINE)) as stream:
+            async for status in stream:
+                return status  # type: ignore[no-any-return]
+        return Status()
+
+    async def sys_stats(self) -> sing_box_pb2.SysStatsResponse | None:
+        """The run-time's figures; None where the build does not have them. Raises `ApiFailed`."""
+        if self._stats is None:
+            return None
+        reply: sing_box_pb2.SysStatsResponse
+        reply = await self._stats.call(STATS + "GetSysStats", Nothing(), sing_box_pb2.SysStatsResponse, DEADLINE)
+        return reply
+
+    async def started_at(self) -> float:
+        """When this run began, Unix seconds. Raises `ApiFailed`."""
+        reply = await self._daemon.call(DAEMON + "GetStartedAt", Nothing(), sing_box_pb2.StartedAt, DEADLINE)
+        return float(reply.started_at) / 1000
+
+    async def connections(self) -> list[Connection]:
+        """The connections that are open now. Raises `ApiFailed`."""
+        path, request = DAEMON + "SubscribeConnections", Subscription(interval=10**12)
+        async with aclosing(self._daemon.stream(path, request, ConnectionEvents, BULK_DEADLINE)) as stream:
+            async for message in stream:
+                if self._tally is not None:
+                    Stream(self._tally).take(message.events)
+                return [event.connection for event in message.events if not event.connection.closed_at]
+        return []
+
+    async def bar(self, pairs: Iterable[Pair]) -> None:
+        """End the connections of these users by these inbounds, and every new one. Raises `ApiFailed`."""
+        self._barred |= set(pairs)
+        self._watch()
+        await self._sweep()
+
+    async def admit(self, pairs: Iterable[Pair]) -> None:
+        """These users may come in again."""
+        self._barred -= set(pairs)
+
+    async def end_all(self) -> None:
+        """End all connections, and every new one. Raises `ApiFailed`."""
+        self._closing = True
+        self._watch()
+        await self._daemon.call(DAEMON + "CloseAllConnections", Nothing(), Nothing, BULK_DEADLINE)
+
+    def _watch(self) -> None:
+        if not self._tasks:
+            self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._look_again())]
+
+    async def _follow(self) -> None:
+        """Take the events as they come. A stream that ends is opened again for as long as we are."""
+        path, request = DAEMON + "SubscribeConnections", Subscription(interval=int(INTERVAL * 1e9))
+        while True:
+            counted = Stream(self._tally) if self._tally is not None else None
+            with suppress(ApiFailed):
+                async with aclosing(self._daemon.stream(path, request, ConnectionEvents)) as stream:
+                    async for message in stream:
+                        if counted is not None:
+                            counted.take(message.events)
+                        self._close_barred(message)
+            await asyncio.sleep(INTERVAL)
+
+    def _close_barred(self, message: ConnectionEvents) -> None:
+        if self._barred or self._closing:
+            known = [event.connection for event in message.events if event.HasField("connection")]
+            wanted = [connection.id for connection in known if not connection.closed_at and self._is_barred(connection)]
+            if wanted:
+                task = asyncio.create_task(self._close(wanted))
+                self._tasks.append(task)
+                task.add_done_callback(self._tasks.remove)
+
+    async def _look_again(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP)
+            if self._barred:
+                with suppress(ApiFailed):
+                    await self._sweep()
+
+    async def _sweep(self) -> None:
+        await self._close([connection.id for connection in await self.connections() if self._is_barred(connection)])
+
+    def _is_barred(self, connection: Connection) -> bool:
+        return self._closing or (connection.inbound, key_of(connection.user)) in self._barred
+
+    async def _close(self, ids: Iterable[str]) -> None:
+        """Close these connections; one that is gone by itself is fine."""
+        left = iter(ids)
+
+        async def work() -> None:
+            for id in left:
+                with suppress(ApiFailed):
+                    request = sing_box_pb2.CloseConnectionRequest(id=id)
+                    await self._daemon.call(DAEMON + "CloseConnection", request, Nothing, DEADLINE)
+
+        await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))

@@ -1,0 +1,240 @@
+"""A controller's configuration as the node runs it: what the node adds, enforces and takes away. Pure.
+
+It works on what `sing-box format` prints of the controller's text, where every key has its canonical name and stands
+once. Names of keys: `option/*.go` of sing-box 1.14.1.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drivers.json_text import parse
+from drivers.sing_box.accounts import BUILDERS, Inbound, inbound_of, nobody, quoted_name
+from node.errors import InvalidConfig
+from node.ledger import DIRECTIONS
+from node.users import Account, Accounts
+from protos.service_pb2 import User
+
+Json = dict[str, Any]
+
+UNCERTAIN = (
+    "this sing-box was built without with_v2ray_api: traffic is summed from its connections, which is inexact above "
+    "some 1,000 new ones a second"
+)
+
+# Services that are, or open, an API of the core.
+_APIS = ("api", "ssm-api")
+# Types that listen on UDP alone.
+_QUIC = ("hysteria", "hysteria2", "tuic")
+# Keys that name a file to be written or a program to be run, anywhere, …
+_DROPPED = ("pid_file", "usages_path", "taildrop_directory", "executable_path", "wrapper_path", "write_to_system")
+# … or a directory that the core keeps things in.
+_DIRECTORIES = ("data_directory", "state_directory")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the APIs of one run are: ports of 127.0.0.1, the second for v2ray_api where the build has it."""
+
+    port: int
+    secret: str
+    stats_port: int | None
+
+    @classmethod
+    def new(cls, ports: Sequence[int]) -> Endpoint:
+        return cls(ports[0], secrets.token_urlsafe(32), ports[1] if len(ports) > 1 else None)
+
+    @property
+    def ports(self) -> list[int]:
+        return [port for port in (self.port, self.stats_port) if port is not None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Satisfies `drivers.interface.Plan`."""
+
+    tree: Json
+    inbounds: Mapping[str, Inbound]
+    warnings: Sequence[str]
+
+    @property
+    def tags(self) -> Sequence[str]:
+        return list(self.inbounds)
+
+    @property
+    def ports(self) -> list[range]:
+        """Where inbounds listen."""
+        ports = (inbound.get("listen_port", 0) for inbound in self.tree.get("inbounds", []))
+        return [range(port, port + 1) for port in ports if port]
+
+    @property
+    def silent(self) -> dict[str, int]:
+        """The counters of all inbounds and outbounds before they carried anything: the core has none of them then."""
+        handlers = (("inbound", "inbounds"), ("outbound", "outbounds"), ("outbound", "endpoints"))
+        return {
+            f"{scope}>>>{handler['tag']}>>>traffic>>>{direction}": 0
+            for scope, kind in handlers
+            for handler in self.tree.get(kind, [])
+            for direction in DIRECTIONS
+        }
+
+    def account(self, tag: str, user: User) -> Account | None:
+        inbound = self.inbounds[tag]
+        return BUILDERS[inbound.type](inbound, user)
+
+
+def plan(formatted: bytes, exclude: frozenset[str], directory: Path, counts: bool) -> Plan:
+    """The plan of what `sing-box format` printed; what the core keeps is below `directory`.
+
+    `counts` is whether it has counters. Raises `InvalidConfig`.
+    """
+    tree = parse(formatted.decode())
+    warnings = list(_take_over(tree, directory))
+    if not counts:
+        warnings.append(UNCERTAIN)
+    _name(tree)
+    _check_ports(tree.get("inbounds", []))
+    inbounds = {}
+    for inbound in tree.get("inbounds", []):
+        managed = None if inbound["tag"] in exclude else inbound_of(inbound, inbound["tag"])
+        if "listen_port" in inbound and inbound["type"] not in _QUIC:
+            # So that a next run of the core can have the port beside this one.
+            inbound["reuse_addr"] = True
+        if managed:
+            inbounds[managed.tag] = managed
+            inbound.pop("users", None)
+            inbound.pop("managed", None)
+            if managed.method and not managed.method.startswith("2022"):
+                inbound.pop("password", None)
+    return Plan(tree, inbounds, warnings)
+
+
+def render(plan: Plan, api: Endpoint, target: Mapping[str, Accounts]) -> bytes:
+    """The whole configuration with these users."""
+    token = secrets.token_hex(16)
+    tree = {
+        **plan.tree,
+        "log": _log(plan.tree.get("log", {})),
+        "inbounds": [
+            {**inbound, "users": token + inbound["tag"]} if inbound["tag"] in plan.inbounds else inbound
+            for inbound in plan.tree.get("inbounds", [])
+        ],
+        "services": [*plan.tree.get("services", []), _service(api)],
+        "route": _route(plan.tree.get("route", {}), api),
+    }
+    if api.stats_port is not None:
+        tree["experimental"] = {**plan.tree.get("experimental", {}), "v2ray_api": _stats(plan.tree, api, token)}
+    text = json.dumps(tree, ensure_ascii=False).encode()
+    # Entries are JSON already, and there may be 100,000 of them.
+    for tag, inbound in plan.inbounds.items():
+        entries = list(target[tag].values()) or [nobody(inbound)]
+        text = text.replace(json.dumps(token + tag, ensure_ascii=False).encode(), b"[%s]" % b",".join(entries))
+    names = _names(plan, target)
+    return text.replace(b'"%s"' % token.encode(), b"[%s]" % b",".join(names))
+
+
+def _names(plan: Plan, target: Mapping[str, Accounts]) -> list[bytes]:
+    """Every user's name, in quotes: v2ray_api counts whom it was told of."""
+    own = (
+        json.dumps(user.get("name") or user.get("username") or "", ensure_ascii=False).encode()
+        for inbound in plan.tree.get("inbounds", [])
+        for user in inbound.get("users", [])
+    )
+    ours = (quoted_name(packed) for accounts in target.values() for packed in accounts.values())
+    return [name for name in dict.fromkeys((*own, *ours)) if name != b'""']
+
+
+def _log(theirs: Mapping[str, Any]) -> Json:
+    """Lines come by stderr, with their time; which, the controller says."""
+    return {**{key: theirs[key] for key in ("level", "disabled") if key in theirs}, "timestamp": True}
+
+
+def _service(api: Endpoint) -> Json:
+    where = {"listen": "127.0.0.1", "listen_port": api.port, "secret": api.secret}
+    return {"type": "api", "tag": secrets.token_hex(8), **where}
+
+
+def _route(theirs: Mapping[str, Any], api: Endpoint) -> Json:
+    """No user gets at the APIs, by whatever name of this machine."""
+    rule = {"port": api.ports, "network": ["tcp"], "action": "reject"}
+    return {**theirs, "rules": [rule, *theirs.get("rules", [])]}
+
+
+def _stats(tree: Mapping[str, Any], api: Endpoint, token: str) -> Json:
+    def tags(*kinds: str) -> list[str]:
+        return [handler["tag"] for kind in kinds for handler in tree.get(kind, [])]
+
+    stats = {
+        "enabled": True,
+        "inbounds": tags("inbounds", "endpoints"),
+        "outbounds": tags("outbounds", "endpoints"),
+        "users": token,
+    }
+    return {"listen": f"127.0.0.1:{api.stats_port}", "stats": stats}
+
+
+def _name(tree: Json) -> None:
+    """Give everything the tag that the core would give it, its number. Raises `InvalidConfig` for a double one."""
+    for kind in ("inbounds", "outbounds", "endpoints"):
+        for number, handler in enumerate(tree.get(kind, [])):
+            handler["tag"] = handler.get("tag") or str(number)
+    tags = [inbound["tag"] for inbound in tree.get("inbounds", [])]
+    if double := {tag for tag in tags if tags.count(tag) > 1}:
+        raise InvalidConfig(f"several inbounds have the tag {min(double)!r}")
+
+
+def _check_ports(inbounds: Sequence[Mapping[str, Any]]) -> None:
+    """Raises `InvalidConfig` for a port that two have: the kernel would give its connections to either of them."""
+    taken: dict[tuple[str, int], str] = {}
+    for inbound in inbounds:
+        port = inbound.get("listen_port")
+        if port and inbound["type"] not in _QUIC:
+            other = taken.setdefault((inbound.get("listen", ""), port), inbound["tag"])
+            if other != inbound["tag"]:
+                raise InvalidConfig(f"the inbounds {other!r} and {inbound['tag']!r} have the same port {port}")
+
+
+def _take_over(tree: Json, directory: Path) -> Iterator[str]:
+    """Take out what opens an API, writes files or runs programs; in words what that was."""
+    experimental = tree.get("experimental", {})
+    for name in ("clash_api", "v2ray_api", "debug", "cache_file"):
+        if experimental.pop(name, None) is not None:
+            yield f"experimental.{name} of the configuration is left out: the node does not let a core have one"
+    services = tree.get("services", [])
+    for service in services:
+        if service.get("type") in _APIS:
+            yield f"the service {service['type']} of the configuration is left out: the node has its own"
+        elif service.get("type") == "derp":
+            service["config_path"] = str(directory / "derp.key")
+    tree["services"] = [service for service in services if service.get("type") not in _APIS]
+    if tree.get("log", {}).pop("output", None):
+        yield "log.output of the configuration is left out: the node reads the log"
+    yield from _take_over_paths(tree, directory)
+
+
+def _take_over_paths(value: Any, directory: Path) -> Iterator[str]:
+    if isinstance(value, list):
+        for item in value:
+            yield from _take_over_paths(item, directory)
+    if isinstance(value, dict):
+        for key in _DROPPED:
+            if value.pop(key, None) is not None:
+                yield f"{key} of the configuration is left out: a core writes no file and runs no program for it"
+        for key in _DIRECTORIES:
+            if key in value:
+                value[key] = str(directory / "kept")
+        if "acme" in value or value.get("type") == "acme":
+            _keep_certificates(value, directory)
+        for item in value.values():
+            yield from _take_over_paths(item, directory)
+
+
+def _keep_certificates(value: Json, directory: Path) -> None:
+    acme = value.get("acme", value)
+    if isinstance(acme, dict):
+        acme["data_directory"] = str(directory / "kept")

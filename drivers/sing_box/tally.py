@@ -1,0 +1,83 @@
+"""Bytes out of the core's stream of connections, for builds without counters. Pure.
+
+The stream may leave events out when its reader is slow, and say a close twice (sing-box's `daemon` package): so what
+counts is the largest sum that was seen of a connection, and its end is remembered for a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from protos.sing_box_pb2 import Connection, ConnectionEvent
+
+CLOSED = 2
+# Closed connections that are remembered: the core repeats the last 1,000 when a stream begins.
+REMEMBERED = 10_000
+
+
+@dataclass
+class _Known:
+    """What is known of one connection: the counters it belongs to, and its bytes."""
+
+    names: tuple[str, ...]
+    up: int = 0
+    down: int = 0
+
+
+class Tally:
+    """Cumulative counters, by the names that cores have for them."""
+
+    def __init__(self) -> None:
+        self.counters: dict[str, int] = {}
+        self._open: dict[str, _Known] = {}
+        self._closed: dict[str, _Known] = {}
+
+    def see(self, id: str, connection: Connection | None, up: int, down: int, closed: bool) -> None:
+        """A connection has carried so much by now, or more."""
+        known = self._open.get(id) or self._closed.get(id)
+        if known is None:
+            if connection is None:
+                return
+            known = self._open[id] = _Known(_names(connection))
+        self._book(known, max(up, known.up), max(down, known.down))
+        if closed and id in self._open:
+            self._closed[id] = self._open.pop(id)
+            if len(self._closed) > REMEMBERED:
+                del self._closed[next(iter(self._closed))]
+
+    def _book(self, known: _Known, up: int, down: int) -> None:
+        for name in known.names:
+            for direction, added in (("uplink", up - known.up), ("downlink", down - known.down)):
+                counter = f"{name}>>>traffic>>>{direction}"
+                self.counters[counter] = self.counters.get(counter, 0) + added
+        known.up, known.down = up, down
+
+
+class Stream:
+    """One stream of events into a tally. An update says how much was added since the one before of the same stream."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+        self._sums: dict[str, tuple[int, int]] = {}
+
+    def take(self, events: Iterable[ConnectionEvent]) -> None:
+        for event in events:
+            connection = event.connection if event.HasField("connection") else None
+            before = self._sums.get(event.id)
+            if connection is not None:
+                up, down = connection.uplink_total, connection.downlink_total
+            elif before is not None:
+                up, down = before[0] + event.uplink_delta, before[1] + event.downlink_delta
+            else:
+                continue  # its beginning was left out; its end has the sum
+            closed = event.type == CLOSED or bool(connection and connection.closed_at)
+            self._sums[event.id] = up, down
+            if closed:
+                del self._sums[event.id]
+            self._tally.see(event.id, connection, up, down, closed)
+
+
+def _names(connection: Connection) -> tuple[str, ...]:
+    named = (("user", connection.user), ("inbound", connection.inbound), ("outbound", connection.outbound))
+    return tuple(f"{scope}>>>{name}" for scope, name in named if name)

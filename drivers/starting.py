@@ -1,0 +1,58 @@
+"""A core that comes up: waiting until it answers, and saying why it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from twisted.internet.task import deferLater
+
+from drivers.process import CoreProcess
+from node.errors import CoreFailed, InvalidConfig, PortTaken
+
+# Seconds between two looks at a core that is starting.
+POLL = 0.002
+# Seconds that one question to it may take.
+CALL = 1.0
+# Lines of the core in the text of an error.
+LAST_LINES = 5
+
+
+async def ready(
+    reactor: Any,
+    core: CoreProcess,
+    answers: Callable[[], Awaitable[bool]],
+    seconds: float,
+    is_refusal: Callable[[CoreProcess], bool],
+    cause: Callable[[Sequence[str]], str],
+) -> None:
+    """Wait until the core answers, and leave no process if it does not.
+
+    `is_refusal` tells whether a core that ended did not like its configuration, `cause` what it said of that. Raises
+    `CoreFailed` with its last words, `PortTaken` or `InvalidConfig`.
+    """
+    deadline = reactor.seconds() + seconds
+    try:
+        while core.exit is None:
+            if reactor.seconds() > deadline:
+                raise CoreFailed(f"the core did not answer within {seconds:g} s: {cause(core.last_lines)}")
+            if await answers():
+                return
+            await deferLater(reactor, POLL)
+        if is_refusal(core):
+            raise refused(cause(core.last_lines))
+        if any("address already in use" in line for line in core.last_lines):
+            raise PortTaken(f"the core cannot have its port: {cause(core.last_lines)}")
+        raise CoreFailed(f"the core did not start: {cause(core.last_lines)}")
+    except BaseException:
+        await core.stop()
+        raise
+
+
+def refused(cause: str) -> InvalidConfig:
+    return InvalidConfig(f"the core refuses the configuration: {cause}")
+
+
+def last(lines: Sequence[str]) -> str:
+    """The end of these lines, for the text of an error."""
+    return "\n".join(lines[-LAST_LINES:]) or "it said nothing"

@@ -1,0 +1,137 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Nothing(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Version(_message.Message):
+    __slots__ = ("version", "api_version")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    API_VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    api_version: int
+    def __init__(self, version: _Optional[str] = ..., api_version: _Optional[int] = ...) -> None: ...
+
+class StartedAt(_message.Message):
+    __slots__ = ("started_at",)
+    STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    started_at: int
+    def __init__(self, started_at: _Optional[int] = ...) -> None: ...
+
+class Subscription(_message.Message):
+    __slots__ = ("interval",)
+    INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    interval: int
+    def __init__(self, interval: _Optional[int] = ...) -> None: ...
+
+class Status(_message.Message):
+    __slots__ = ("memory", "goroutines")
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    GOROUTINES_FIELD_NUMBER: _ClassVar[int]
+    memory: int
+    goroutines: int
+    def __init__(self, memory: _Optional[int] = ..., goroutines: _Optional[int] = ...) -> None: ...
+
+class ConnectionEvents(_message.Message):
+    __slots__ = ("events", "reset")
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    RESET_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[ConnectionEvent]
+    reset: bool
+    def __init__(self, events: _Optional[_Iterable[_Union[ConnectionEvent, _Mapping]]] = ..., reset: bool = ...) -> None: ...
+
+class ConnectionEvent(_message.Message):
+    __slots__ = ("type", "id", "connection", "uplink_delta", "downlink_delta", "closed_at")
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    CONNECTION_FIELD_NUMBER: _ClassVar[int]
+    UPLINK_DELTA_FIELD_NUMBER: _ClassVar[int]
+    DOWNLINK_DELTA_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_AT_FIELD_NUMBER: _ClassVar[int]
+    type: int
+    id: str
+    connection: Connection
+    uplink_delta: int
+    downlink_delta: int
+    closed_at: int
+    def __init__(self, type: _Optional[int] = ..., id: _Optional[str] = ..., connection: _Optional[_Union[Connection, _Mapping]] = ..., uplink_delta: _Optional[int] = ..., downlink_delta: _Optional[int] = ..., closed_at: _Optional[int] = ...) -> None: ...
+
+class Connection(_message.Message):
+    __slots__ = ("id", "inbound", "source", "user", "created_at", "closed_at", "uplink_total", "downlink_total", "outbound")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    INBOUND_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_AT_FIELD_NUMBER: _ClassVar[int]
+    UPLINK_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DOWNLINK_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    OUTBOUND_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    inbound: str
+    source: str
+    user: str
+    created_at: int
+    closed_at: int
+    uplink_total: int
+    downlink_total: int
+    outbound: str
+    def __init__(self, id: _Optional[str] = ..., inbound: _Optional[str] = ..., source: _Optional[str] = ..., user: _Optional[str] = ..., created_at: _Optional[int] = ..., closed_at: _Optional[int] = ..., uplink_total: _Optional[int] = ..., downlink_total: _Optional[int] = ..., outbound: _Optional[str] = ...) -> None: ...
+
+class CloseConnectionRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class QueryStatsRequest(_message.Message):
+    __slots__ = ("reset", "patterns")
+    RESET_FIELD_NUMBER: _ClassVar[int]
+    PATTERNS_FIELD_NUMBER: _ClassVar[int]
+    reset: bool
+    patterns: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, reset: bool = ..., patterns: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class QueryStatsResponse(_message.Message):
+    __slots__ = ("stat",)
+    STAT_FIELD_NUMBER: _ClassVar[int]
+    stat: _containers.RepeatedCompositeFieldContainer[Stat]
+    def __init__(self, stat: _Optional[_Iterable[_Union[Stat, _Mapping]]] = ...) -> None: ...
+
+class Stat(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: int
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+
+class SysStatsResponse(_message.Message):
+    __slots__ = ("num_goroutine", "num_gc", "alloc", "total_alloc", "sys", "mallocs", "frees", "live_objects", "pause_total_ns", "uptime")
+    NUM_GOROUTINE_FIELD_NUMBER: _ClassVar[int]
+    NUM_GC_FIELD_NUMBER: _ClassVar[int]
+    ALLOC_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_ALLOC_FIELD_NUMBER: _ClassVar[int]
+    SYS_FIELD_NUMBER: _ClassVar[int]
+    MALLOCS_FIELD_NUMBER: _ClassVar[int]
+    FREES_FIELD_NUMBER: _ClassVar[int]
+    LIVE_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_TOTAL_NS_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_FIELD_NUMBER: _ClassVar[int]
+    num_goroutine: int
+    num_gc: int
+    alloc: int
+    total_alloc: int
+    sys: int
+    mallocs: int
+    frees: int
+    live_objects: int
+    pause_total_ns: int
+    uptime: int
+    def __init__(self, num_goroutine: _Optional[int] = ..., num_gc: _Optional[int] = ..., alloc: _Optional[int] = ..., total_alloc: _Optional[int] = ..., sys: _Optional[int] = ..., mallocs: _Optional[int] = ..., frees: _Optional[int] = ..., live_objects: _Optional[int] = ..., pause_total_ns: _Optional[int] = ..., uptime: _Optional[int] = ...) -> None: ...

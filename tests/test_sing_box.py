@@ -1,0 +1,395 @@
+"""sing-box behind the node: every type of inbound with real traffic, on a build with counters and on one without."""
+
+from __future__ import annotations
+
+import base64
+import socket
+import ssl
+import struct
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from protos import service_pb2
+from protos.service_pb2 import Inbound, Inbounds, Outbound, UsersStat, UserStat
+from tests.conftest import talking
+from tests.harness import certs, socks, transfer
+from tests.harness.controller import ControllerError, RpcController
+from tests.harness.core import Json
+from tests.harness.cover import CoverServer
+from tests.harness.echo import EchoServer
+from tests.harness.node import NodeProcess
+from tests.harness.ports import free_port
+from tests.harness.sing_box import (
+    BUILDS,
+    SERVER_KEY,
+    SERVER_NAME,
+    VLESS,
+    Door,
+    SingBoxClient,
+    backend,
+    find_sing_box,
+    tls,
+    ways,
+)
+from tests.harness.socks import UdpAssociation
+from tests.harness.users import TestUser
+from tests.harness.wait import accepts, until
+
+UP, DOWN = 300_000, 700_000
+
+
+@dataclass
+class Box:
+    """A node of one build, and a controller of it."""
+
+    build: str
+    node: NodeProcess
+    controller: RpcController
+
+    def counted(self, kind: service_pb2.StatType, name: str) -> dict[str, int]:
+        return {stat.type: stat.value for stat in self.controller.stats(kind, name).stats}
+
+    def settles(self, kind: service_pb2.StatType, name: str, expected: Mapping[str, int]) -> dict[str, int]:
+        """What is counted once it is as expected, or after two seconds."""
+        with suppress(AssertionError):
+            until(lambda: self.counted(kind, name) == expected, 2)
+        return self.counted(kind, name)
+
+
+@pytest.fixture(scope="module", params=list(BUILDS))
+def box(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    executable = find_sing_box(request.param)
+    directory = tmp_path_factory.mktemp("node")
+    with NodeProcess(directory, SING_BOX_EXECUTABLE_PATH=str(executable)) as node:
+        node.core = executable.resolve()
+        with closing(RpcController(node)) as controller:
+            yield Box(request.param, node, controller)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> certs.Certificate:
+    return certs.make(tmp_path_factory.mktemp("inbounds"), [SERVER_NAME])
+
+
+@contextmanager
+def client(*routes: tuple[Door, TestUser]) -> Iterator[list[int]]:
+    """The SOCKS ports of a client for each of these users by these ways."""
+    ports = {free_port(): door.outbounds(person) for door, person in routes}
+    with SingBoxClient(ports) as core:
+        try:
+            yield list(ports)
+        except OSError as fault:
+            raise AssertionError(f"{fault}; the client said:\n{core.output}") from fault
+
+
+def test_every_type(box: Box, certificate: certs.Certificate, cover: CoverServer, echo: EchoServer) -> None:
+    """A user of each type gets his bytes over TCP and UDP, and exactly these are counted, for him and his inbound."""
+    doors = [Door(way) for way in ways(certificate, cover.port) if box.build in way.builds]
+    people = {door: TestUser.new(f"{door.way.name}@Example.org") for door in doors}
+    info = box.controller.start(
+        backend([inbound for door in doors for inbound in door.inbounds], map(Door.user, doors, people.values()))
+    )
+    assert info.running and info.core_type == "sing-box" and info.core_version == BUILDS[box.build].version
+    with client(*people.items()) as ports:
+        for (door, person), port in zip(people.items(), ports, strict=True):
+            _use_and_compare(box, door, person, port, echo)
+    total = box.counted(Outbound, "direct")
+    rows = box.controller.stats(UsersStat).stats
+    assert {row.name for row in rows} == {person.email for person in people.values()}
+    assert total == {way: sum(row.value for row in rows if row.type == way) for way in ("uplink", "downlink")}
+
+
+def _use_and_compare(box: Box, door: Door, person: TestUser, port: int, echo: EchoServer) -> None:
+    received, sent = echo.received, echo.sent
+    with transfer.connect(port, echo) as link:
+        transfer.upload(link, UP)
+        transfer.download(link, DOWN)
+        online = until(lambda: box.controller.online_ips(person.email).ips, 2, f"{door.way.name} is online")
+        assert list(online) == ["127.0.0.1"]
+        assert box.controller.online(person.email).value == 1
+    datagrams = 0
+    if door.way.udp:
+        with UdpAssociation(port, timeout=2) as association:
+            transfer.udp_echo(association, bytes(1000), echo)
+            datagrams = 1000
+    expected = {"uplink": echo.received - received + datagrams, "downlink": echo.sent - sent + datagrams}
+    assert box.settles(UserStat, person.email, expected) == expected, door.way.name
+    assert box.settles(Inbound, door.counted, expected) == expected, door.way.name
+
+
+# Users who come and go
+
+
+def gets_in(port: int, echo: EchoServer) -> bool:
+    """Whether the way is open, and stays so."""
+    try:
+        with transfer.connect(port, echo, timeout=1) as link:
+            transfer.echo(link, b"still there")
+            return True
+    except OSError:
+        return False
+
+
+def stays_in(port: int, echo: EchoServer) -> bool:
+    """Whether a new connection is still there after half a second: the core says who came when he is in already."""
+    try:
+        with transfer.connect(port, echo, timeout=1) as link:
+            link.settimeout(0.5)
+            return bool(link.recv(1))
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("name", ["vless", "shadowsocks-2022", "hysteria2", "tuic", "mixed"])
+def test_a_removed_user_is_out(
+    box: Box, certificate: certs.Certificate, cover: CoverServer, echo: EchoServer, name: str
+) -> None:
+    """His connections end within a second and no new one gets anywhere; another user of the inbound notices nothing."""
+    door = Door(next(way for way in ways(certificate, cover.port) if way.name == name))
+    stays, goes = TestUser.new("stays"), TestUser.new("goes")
+    box.controller.start(backend(door.inbounds, [door.user(stays), door.user(goes)]))
+    pids = box.node.core_pids()
+    with client((door, stays), (door, goes)) as (first, second), ExitStack() as stack:
+        mine = [stack.enter_context(transfer.connect(first, echo)) for _ in range(5)]
+        his = [stack.enter_context(transfer.connect(second, echo, timeout=1)) for _ in range(20)]
+        with talking(mine[0]):
+            box.controller.sync_user(service_pb2.User(email="Goes"))
+            for link in his:
+                with pytest.raises(OSError):
+                    transfer.echo(link, b"am I in?")
+            assert not stays_in(second, echo)
+        for link in mine:
+            transfer.echo(link, b"still there")
+        assert box.node.core_pids() == pids, "no other core was needed"
+        with pytest.raises(ControllerError, match="goes"):
+            box.controller.online("goes")
+        box.controller.sync_user(door.user(goes))
+        assert box.node.core_pids() == pids, "he was in its configuration still"
+        assert gets_in(second, echo)
+
+
+def test_added_users_and_every_byte(box: Box, echo: EchoServer) -> None:
+    """A new user can connect when the call returns; across four cores in a row no byte is lost or counted twice."""
+    door, first = Door(VLESS), TestUser.new("first")
+    box.controller.start(backend(door.inbounds, [door.user(first)]))
+    box.controller.stats(Inbounds, reset=True)
+    received, sent = echo.received, echo.sent
+    with client((door, first)) as (port,):
+        for number in range(4):
+            with transfer.connect(port, echo) as link:
+                transfer.upload(link, UP)
+                transfer.download(link, DOWN)
+                pids = box.node.core_pids()
+                person = TestUser.new(f"person-{number}")
+                box.controller.sync_user(door.user(person))
+                assert len(box.node.core_pids()) == 1 and box.node.core_pids() != pids
+            with client((door, person)) as (own,):
+                assert gets_in(own, echo)
+    expected = {"uplink": echo.received - received, "downlink": echo.sent - sent}
+    assert box.settles(Inbound, "vless", expected) == expected
+    assert box.counted(UserStat, "first") == {"uplink": 4 * (UP + 36), "downlink": 4 * (DOWN + 11)}
+
+
+def test_a_sync_that_changes_nothing(box: Box, echo: EchoServer) -> None:
+    """Nobody notices it: neither the same users nor the same Start."""
+    door, people = Door(VLESS), [TestUser.new(f"{number}@x") for number in range(3)]
+    users = [door.user(person) for person in people]
+    box.controller.start(backend(door.inbounds, users))
+    with client((door, people[0])) as (port,), transfer.connect(port, echo) as link, talking(link):
+        box.controller.sync_users(users)
+        box.controller.sync_user(users[1])
+        box.controller.start(backend(door.inbounds, users))
+
+
+def test_changes_are_collected(box: Box) -> None:
+    """Many who come one after the other share a few new cores."""
+    door = Door(VLESS)
+    box.controller.start(backend(door.inbounds))
+    people = [TestUser.new(f"{number}@x") for number in range(30)]
+    seen: set[int] = set(box.node.core_pids())
+    with ThreadPoolExecutor(1) as pool:
+        syncing = pool.submit(box.controller.sync_user, *map(door.user, people))
+        while not syncing.done():
+            seen |= set(box.node.core_pids())
+        syncing.result()
+    assert 2 <= len(seen) <= 4
+
+
+def test_a_changed_credential(box: Box, echo: EchoServer) -> None:
+    """The new one opens, the old one does not, and the connections by it are over."""
+    door, old, new = Door(VLESS), TestUser.new("same"), TestUser.new("same")
+    box.controller.start(backend(door.inbounds, [door.user(old)]))
+    with client((door, old), (door, new)) as (first, second), transfer.connect(first, echo, timeout=1) as link:
+        box.controller.sync_user(door.user(new))
+        with pytest.raises(OSError):
+            transfer.echo(link, b"am I in?")
+        assert gets_in(second, echo) and not gets_in(first, echo)
+
+
+def test_nobody_gets_in_without_users(
+    box: Box, certificate: certs.Certificate, cover: CoverServer, echo: EchoServer
+) -> None:
+    """Inbounds without users serve nobody: some types would let everybody in then, others would not start."""
+    doors = [Door(way) for way in ways(certificate, cover.port) if box.build in way.builds]
+    box.controller.start(backend([inbound for door in doors for inbound in door.inbounds]))
+    stranger = TestUser("stranger", "", "")
+    by_server_key = {"type": "shadowsocks", "method": "2022-blake3-aes-128-gcm", "password": SERVER_KEY, "tag": "out"}
+    ports: dict[int, list[Json]] = {}
+    for door in doors:
+        address = {"server": "127.0.0.1", "server_port": door.port}
+        if door.way.name == "shadowsocks-2022":
+            ports[free_port()] = [{**by_server_key, **address}]
+        elif door.way.type in ("vless", "vmess", "trojan", "anytls", "hysteria2", "hysteria"):
+            ports[free_port()] = door.outbounds(stranger)
+        elif door.way.type in ("socks", "mixed", "http"):
+            ports[free_port()] = [{"type": door.outbounds(stranger)[0]["type"], "tag": "out", **address}]
+    before = echo.connections
+    with SingBoxClient(ports), ThreadPoolExecutor(len(ports)) as pool:
+        assert not any(pool.map(lambda port: gets_in(port, echo), ports))
+    assert echo.connections == before
+    assert len(ports) > 8
+
+
+# What the node adds and takes away
+
+
+def test_the_apis_are_out_of_reach(box: Box, echo: EchoServer) -> None:
+    """A user gets at no port of the core's own, by whatever name of this machine; at others he does."""
+    door, person = Door(VLESS), TestUser.new("nosy")
+    box.controller.start(backend(door.inbounds, [door.user(person)]))
+    (core,) = map(psutil.Process, box.node.core_pids())
+    listening = {each.laddr.port for each in core.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+    own = listening - {door.port}
+    assert len(own) == (2 if box.build == "built" else 1)
+    beyond = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[1])
+    assert beyond > 65000 or min(own) > beyond
+    with client((door, person)) as (port,):
+        assert gets_in(port, echo)
+        for host in ("127.0.0.1", "::ffff:127.0.0.1", "0.0.0.0", "::", "localhost", socket.gethostname()):
+            for target in own:
+                with pytest.raises(OSError), socks.connect(port, host, target, timeout=2) as link:
+                    link.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+                    if not link.recv(1):
+                        raise ConnectionResetError
+    with box.controller.logs() as log:
+        log.find("[nosy] inbound connection")
+        assert not [line for line in log.lines if any(f":{one}" in line and "started" in line for one in own)]
+
+
+def test_a_configuration_in_its_own_spelling(box: Box, echo: EchoServer, tmp_path: Path) -> None:
+    """Comments, other cases and double keys are understood as the core does; what writes files or opens APIs is out."""
+    door, person = Door(VLESS), TestUser.new("a")
+    lines, pprof = tmp_path / "log", free_port()
+    text = f"""{{ // a comment
+      "LOG": {{"Output": "{lines}", "level": "info"}},
+      "inbounds": [{{"type": "vless", "tag": "unused", "listen_port": 1}}],
+      /* another */ "Inbounds": [
+        {{"type": "vless", "tag": "vless", "LISTEN": "127.0.0.1", "listen_Port": {door.port}, "Users": [
+          {{"name": "own", "uuid": ""}}], }},
+      ],
+      "experimental": {{"debug": {{"listen": "127.0.0.1:{pprof}"}}, "cache_file": {{"enabled": true}}}},
+      "services": [{{"type": "API", "listen": "127.0.0.1", "listen_port": {pprof}}}], # the end
+    }}"""
+    text = text.replace('"API"', '"api"')
+    request = service_pb2.Backend(type=service_pb2.SING_BOX, config=text, users=[door.user(person)])
+    info = box.controller.start(request)
+    assert [word for word in ("debug", "cache_file", "service api", "log.output") if word in str(info.warnings)] == [
+        *("debug", "cache_file", "service api", "log.output")
+    ]
+    nobody = {**door.outbounds(person)[0], "uuid": ""}
+    good, bad = free_port(), free_port()
+    with SingBoxClient({good: door.outbounds(person), bad: [nobody]}):
+        assert gets_in(good, echo) and not gets_in(bad, echo)
+    assert not lines.exists() and not accepts(pprof)
+
+
+def test_what_the_core_refuses(box: Box, echo: EchoServer) -> None:
+    """It is a caller's fault, told in the core's words, and what runs goes on."""
+    door, person = Door(VLESS), TestUser.new("a")
+    box.controller.start(backend(door.inbounds, [door.user(person)]))
+    with client((door, person)) as (port,), transfer.connect(port, echo) as link, talking(link):
+        for inbounds, why in (
+            ([{**door.inbounds[0], "foo": 1}], 'unknown field "foo"'),
+            ([{**door.inbounds[0], "type": "nonsense"}], "nonsense"),
+            ([{"type": "trojan", "tag": "a", "tls": {"enabled": True}, "listen_port": 1}], "missing certificate"),
+            ([{"type": "vless", "tag": "a"}, {"type": "vmess", "tag": "a"}], "tag"),
+        ):
+            with pytest.raises(ControllerError, match=why) as caught:
+                box.controller.start(backend(inbounds))
+            assert caught.value.status == "INVALID_ARGUMENT"
+    assert box.controller.info().running
+
+
+def test_excluded_inbounds_keep_their_users(box: Box, echo: EchoServer) -> None:
+    """An inbound that is left to the configuration has its own users, who are counted too."""
+    door, own = Door(VLESS), TestUser.new("own")
+    inbound = {**door.inbounds[0], "users": [{"name": "own", "uuid": own.uuid}]}
+    box.controller.start(backend([inbound], [door.user(TestUser.new("other"))], exclude=["vless"]))
+    with client((door, own)) as (port,):
+        assert gets_in(port, echo)
+    assert until(lambda: box.counted(Inbound, "vless")["uplink"], 3)
+    assert {row.name for row in box.controller.stats(UsersStat).stats} >= {"own"}
+
+
+def test_figures_of_the_core(box: Box) -> None:
+    """What this build knows of itself; what it does not know is not made up."""
+    box.controller.start(backend(Door(VLESS).inbounds))
+    stats = box.controller.backend_stats()
+    assert stats.num_goroutine > 3 and stats.sys > 5_000_000 and stats.uptime < 60
+    assert bool(stats.num_gc or stats.mallocs) == (box.build == "built")
+
+
+def test_naive(box: Box, certificate: certs.Certificate, echo: EchoServer) -> None:
+    """A user of Naive, which is HTTP's CONNECT with padding, comes in by his e-mail and password, and is counted."""
+    server, _ = tls(certificate, "http/1.1")
+    port, person = free_port(), TestUser.new("naive@x")
+    inbound = {"type": "naive", "tag": "naive", "listen": "127.0.0.1", "listen_port": port, "network": "tcp", **server}
+    user = service_pb2.User(email=person.email, inbounds=["naive"])
+    user.proxies.trojan.password = person.password
+    box.controller.start(backend([inbound], [user]))
+    assert _naive(port, certificate, echo, person.email, person.password)
+    assert not _naive(port, certificate, echo, person.email, "wrong")
+    expected = {"uplink": 12, "downlink": 5}
+    assert box.settles(UserStat, person.email, expected) == expected
+
+
+def _naive(port: int, certificate: certs.Certificate, echo: EchoServer, name: str, password: str) -> bool:
+    """Whether a CONNECT is answered well, with an echo there and back."""
+    context = ssl.create_default_context(cafile=str(certificate.certificate))
+    context.set_alpn_protocols(["http/1.1"])
+    login = base64.b64encode(f"{name}:{password}".encode()).decode()
+    with (
+        socket.create_connection(("127.0.0.1", port), 5) as plain,
+        context.wrap_socket(plain, server_hostname=SERVER_NAME) as link,
+    ):
+        target = f"{echo.host}:{echo.port}"
+        before = echo.connections
+        head = (
+            f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\nPadding: ~~~\r\nProxy-Authorization: Basic {login}\r\n\r\n"
+        )
+        link.sendall(head.encode())
+        stream = link.makefile("rb")
+        accepted = False
+        with suppress(ConnectionResetError):
+            accepted = b"200" in stream.readline()
+            while stream.readline().strip():
+                pass
+        if accepted:
+            # What is sent before the core has taken the connection from its HTTP server can be lost there.
+            until(lambda: echo.connections > before)
+            link.sendall(bytes((0, 12, 3)) + b"echo 5\nhello" + bytes(3))
+            received = b""
+            while len(received) < 5:
+                size, padding = struct.unpack("!HB", stream.read(3))
+                received += stream.read(size)
+                stream.read(padding)
+            assert received == b"hello"
+        return accepted

@@ -1,0 +1,113 @@
+"""Bytes out of a stream that leaves events out, says things twice and begins anew."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drivers.sing_box.tally import CLOSED, REMEMBERED, Stream, Tally
+from protos.sing_box_pb2 import Connection, ConnectionEvent
+
+NEW, UPDATE = 0, 1
+
+
+def connection(id: str, up: int, closed: bool = False, user: str = "a") -> Connection:
+    return Connection(id=id, user=user, inbound="in", outbound="out", uplink_total=up, closed_at=int(closed))
+
+
+def new(id: str, up: int = 0, closed: bool = False) -> ConnectionEvent:
+    return ConnectionEvent(type=NEW, id=id, connection=connection(id, up, closed))
+
+
+def update(id: str, added: int) -> ConnectionEvent:
+    return ConnectionEvent(type=UPDATE, id=id, uplink_delta=added)
+
+
+def closed(id: str, up: int) -> ConnectionEvent:
+    return ConnectionEvent(type=CLOSED, id=id, connection=connection(id, up, closed=True))
+
+
+def uplink(tally: Tally, name: str = "user>>>a") -> int:
+    return tally.counters.get(f"{name}>>>traffic>>>uplink", 0)
+
+
+def test_a_connection_counts_for_its_user_and_both_ends() -> None:
+    """A name that is not there counts for nobody."""
+    tally = Tally()
+    Stream(tally).take([new("1"), update("1", 10), ConnectionEvent(id="2", connection=connection("2", 5, user=""))])
+    assert [uplink(tally, name) for name in ("user>>>a", "inbound>>>in", "outbound>>>out")] == [10, 15, 15]
+    assert not [name for name in tally.counters if name.startswith("user>>>>>>")]
+
+
+def test_two_streams_count_once() -> None:
+    """A list that is asked for beside the stream says the sum, and the next update is the stream's own."""
+    tally = Tally()
+    stream = Stream(tally)
+    stream.take([new("1"), update("1", 10)])
+    Stream(tally).take([new("1", 25)])
+    stream.take([update("1", 15)])
+    assert uplink(tally) == 25
+    stream.take([update("1", 5)])
+    assert uplink(tally) == 30
+
+
+def test_an_end_that_is_said_again() -> None:
+    """By the same stream, without the connection, and by the next one, which begins with the last that were closed."""
+    tally = Tally()
+    stream = Stream(tally)
+    stream.take([new("1"), update("1", 10), closed("1", 12), ConnectionEvent(type=CLOSED, id="1"), closed("1", 12)])
+    Stream(tally).take([new("1", 12, closed=True)])
+    assert uplink(tally) == 12
+
+
+def test_a_beginning_that_was_left_out() -> None:
+    """Updates of an unknown connection wait for its end, which has the sum."""
+    tally = Tally()
+    stream = Stream(tally)
+    stream.take([update("1", 10)])
+    assert uplink(tally) == 0
+    stream.take([closed("1", 30)])
+    assert uplink(tally) == 30
+
+
+def test_memory_is_bounded() -> None:
+    """Only so many closed connections are remembered."""
+    tally = Tally()
+    stream = Stream(tally)
+    for number in range(REMEMBERED + 100):
+        stream.take([new(str(number)), closed(str(number), 1)])
+    assert uplink(tally) == REMEMBERED + 100
+    assert len(tally._closed) == REMEMBERED
+    assert not tally._open and not stream._sums
+
+
+@given(st.data())
+def test_never_too_much_and_all_of_it_in_the_end(data: st.DataObject) -> None:
+    """Whatever is left out of a stream but the ends, and however often it begins anew: no byte is counted twice."""
+    tally = Tally()
+    stream = Stream(tally)
+    carried = dict.fromkeys("12345", 0)
+    known = dict.fromkeys(carried, 0)
+    open_ = set(carried)
+    for _ in range(data.draw(st.integers(0, 30))):
+        match data.draw(st.sampled_from(["carry", "tick", "list", "again", "close"])):
+            case "carry" if open_:
+                carried[data.draw(st.sampled_from(sorted(open_)))] += data.draw(st.integers(0, 100))
+            case "tick":
+                for id in sorted(open_):
+                    event, known[id] = update(id, carried[id] - known[id]), carried[id]
+                    if data.draw(st.booleans()):
+                        stream.take([event])
+            case "list":
+                Stream(tally).take([new(id, carried[id]) for id in open_])
+            case "again":
+                stream = Stream(tally)
+                known = dict(carried)
+                stream.take([new(id, carried[id], closed=id not in open_) for id in carried])
+            case "close" if open_:
+                id = data.draw(st.sampled_from(sorted(open_)))
+                open_.discard(id)
+                stream.take([closed(id, carried[id])])
+        assert uplink(tally) <= sum(carried.values())
+    stream.take([closed(id, carried[id]) for id in open_])
+    assert uplink(tally) == sum(carried.values())
