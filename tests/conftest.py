@@ -16,11 +16,12 @@ from hypothesis import settings
 
 from protos import service_pb2
 from tests.harness import certs, transfer
-from tests.harness.backend import backend, user
+from tests.harness.backend import user
 from tests.harness.controller import Controller, RestController, RpcController
 from tests.harness.core import Json, XrayClient
 from tests.harness.cover import CoverServer
 from tests.harness.echo import EchoServer
+from tests.harness.grounds import GROUNDS, XRAY, Ground
 from tests.harness.inbounds import SERVER_NAME, Kind, kinds
 from tests.harness.node import NodeProcess
 from tests.harness.ports import free_port
@@ -45,10 +46,11 @@ class Place:
     kind: Kind
     tag: str
     port: int = field(default_factory=free_port)
+    ground: Ground = XRAY
 
     @property
     def inbound(self) -> Json:
-        return self.kind.inbound(self.port, self.tag)
+        return self.ground.inbound(self.kind, self.port, self.tag)
 
     def outbound(self, person: TestUser, source: str = SOURCE) -> Json:
         return self.kind.outbound(self.port, person, source=source)
@@ -62,8 +64,10 @@ def member(person: TestUser, *places: Place) -> service_pb2.User:
 def run(
     controller: Controller, places: Iterable[Place], users: Iterable[service_pb2.User] = (), **extra: Any
 ) -> service_pb2.BaseInfoResponse:
-    """Start a backend with these inbounds and users; `extra` is as in `backend_config`."""
-    return controller.start(backend([place.inbound for place in places], users, **extra))
+    """Start a backend with these inbounds, all of one core, and users; `extra` is as in `Ground.backend`."""
+    places = list(places)
+    ground = places[0].ground if places else XRAY
+    return controller.start(ground.backend([place.inbound for place in places], users, **extra))
 
 
 @contextmanager
@@ -134,6 +138,13 @@ def cover(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoverServer]:
 @pytest.fixture(scope="session")
 def all_kinds(tmp_path_factory: pytest.TempPathFactory, cover: CoverServer) -> Mapping[str, Kind]:
     return kinds(certs.make(tmp_path_factory.mktemp("inbounds"), [SERVER_NAME]), cover.port)
+
+
+@pytest.fixture(params=GROUNDS, ids=lambda ground: ground.name)
+def ground(request: pytest.FixtureRequest) -> Ground:
+    """Each core in turn; what differs between them is asked of it, not of its name."""
+    found: Ground = request.param
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ from tests.harness.controller import Controller
 from tests.harness.core import XrayClient
 from tests.harness.cover import CoverServer
 from tests.harness.echo import EchoServer
+from tests.harness.grounds import Ground
 from tests.harness.inbounds import Kind
 from tests.harness.node import NodeProcess
 from tests.harness.ports import free_port
@@ -37,8 +38,8 @@ Bill = Tally[tuple[str, str]]
 
 
 @pytest.fixture
-def home(all_kinds: Mapping[str, Kind]) -> Place:
-    return Place(all_kinds["vless-raw"], "home")
+def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
+    return Place(all_kinds["vless-raw"], "home", ground=ground)
 
 
 class Street:
@@ -162,7 +163,7 @@ PLANNED: Mapping[str, Callable[[Street], object]] = {
     "nothing": lambda street: None,
     "a sync": lambda street: street.controller.sync_users([*street.members, member(MORE, street.home)]),
     "an identical Start": lambda street: run(street.controller, [street.home], street.members),
-    "another Start": lambda street: run(street.controller, [street.home], street.members, log={"loglevel": "error"}),
+    "another Start": lambda street: run(street.controller, [street.home], street.members, **street.home.ground.other),
     "Stop and Start": stop_and_start,
     "the node's restart": restart,
 }
@@ -194,7 +195,7 @@ def test_removed_users_are_billed(street: Street) -> None:
     run(street.controller, [street.home], street.members)
     street.transfer()
     street.controller.sync_users([])
-    run(street.controller, [Place(street.home.kind, "elsewhere")])
+    run(street.controller, [Place(street.home.kind, "elsewhere", ground=street.home.ground)])
     street.bill()
     assert street.billed == street.moved
 
@@ -341,10 +342,15 @@ def test_gone_before_there_is_a_reply(street: Street, transport: str) -> None:
 
 @pytest.mark.parametrize("name", ["vless-reality-vision"])
 def test_download_that_is_cut(
-    own_node: NodeProcess, all_kinds: Mapping[str, Kind], cover: CoverServer, echo: EchoServer, name: str
+    own_node: NodeProcess,
+    all_kinds: Mapping[str, Kind],
+    ground: Ground,
+    cover: CoverServer,
+    echo: EchoServer,
+    name: str,
 ) -> None:
     """Two gigabytes over Vision, cut in the middle by a Stop: what the user received was counted, and hardly more."""
-    place, person, size = Place(all_kinds[name], "home"), PEOPLE[0], 2_000_000_000
+    place, person, size = Place(all_kinds[name], "home", ground=ground), PEOPLE[0], 2_000_000_000
     with control(own_node, "grpc") as controller:
         with settled([place], cover):
             run(controller, [place], [member(person, place)])

@@ -18,6 +18,7 @@ from tests.harness import transfer
 from tests.harness.controller import Controller, RestController, traffic
 from tests.harness.core import find_xray
 from tests.harness.echo import EchoServer
+from tests.harness.grounds import Ground
 from tests.harness.inbounds import Kind
 from tests.harness.node import NodeProcess
 from tests.harness.users import TestUser
@@ -27,8 +28,8 @@ ANNA, BERT, CARL = (TestUser.new(f"{name}@test") for name in ("anna", "bert", "c
 
 
 @pytest.fixture
-def home(all_kinds: Mapping[str, Kind]) -> Place:
-    return Place(all_kinds["vless-raw"], "home")
+def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
+    return Place(all_kinds["vless-raw"], "home", ground=ground)
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ from typing import Self
 
 import psutil
 
+from drivers import install
+from drivers.cores import SING_BOX_BUILT
 from tests.harness import certs
 from tests.harness.core import find_xray
 from tests.harness.ports import free_port
@@ -42,6 +44,8 @@ class NodeProcess:
         self.key = str(uuid.uuid4())
         self.certificate = certs.make(directory, ["localhost", self.host])
         self.core = find_xray().resolve()
+        # Where it is missing its tests fail, by what the node says.
+        self.sing_box = install.find(SING_BOX_BUILT, pinned=True)
         self._environment = {name: value for name, value in (self._settings() | environment).items() if value}
         self._child: Child | None = None
         self._seen: dict[int, psutil.Process] = {}
@@ -82,9 +86,10 @@ class NodeProcess:
         return self._running.kill()
 
     def core_pids(self) -> list[int]:
-        """The node's descendants that run the core's executable by now."""
+        """The node's descendants that run a core's executable by now."""
         self._look()
-        return [pid for pid, process in self._seen.items() if _runs(process, self.core)]
+        cores = {core.resolve() for core in (self.core, self.sing_box) if core}
+        return [pid for pid, process in self._seen.items() if _runs(process, cores)]
 
     def __enter__(self) -> Self:
         try:
@@ -123,6 +128,7 @@ class NodeProcess:
             "SSL_CERT_FILE": str(self.certificate.certificate),
             "SSL_KEY_FILE": str(self.certificate.key),
             "XRAY_EXECUTABLE_PATH": str(self.core),
+            "SING_BOX_EXECUTABLE_PATH": str(self.sing_box or ""),
             "TRAFFIC_INTERVAL": str(TRAFFIC_INTERVAL),
         }
 
@@ -168,9 +174,9 @@ def _alive(process: psutil.Process) -> bool:
         return False
 
 
-def _runs(process: psutil.Process, executable: Path) -> bool:
+def _runs(process: psutil.Process, executables: set[Path]) -> bool:
     """Asked of the kernel each time: psutil remembers what a process was before it executed the core."""
     try:
-        return _alive(process) and Path(f"/proc/{process.pid}/exe").readlink() == executable
+        return _alive(process) and Path(f"/proc/{process.pid}/exe").readlink() in executables
     except (FileNotFoundError, ProcessLookupError):
         return False

@@ -1,0 +1,86 @@
+"""The cores that the behaviour tests run on, and what differs between them: declared here, never asked by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from protos import service_pb2
+from tests.harness.backend import backend_config
+from tests.harness.core import Json
+from tests.harness.inbounds import Kind
+
+
+@dataclass(frozen=True)
+class Ground:
+    """A core under the node.
+
+    `inbound` makes a controller's inbound of a kind, for a port and a tag; `config` a whole configuration of inbounds.
+    `other` makes another configuration of the same inbounds. `live`: users come while everybody stays connected.
+    """
+
+    name: str
+    type: int
+    inbound: Callable[[Kind, int, str], Json]
+    config: Callable[..., str]
+    other: Mapping[str, Json] = field(hash=False)
+    live: bool
+
+    def backend(
+        self,
+        inbounds: Iterable[Json],
+        users: Iterable[service_pb2.User] = (),
+        keep_alive: int = 0,
+        exclude: Iterable[str] = (),
+        **extra: object,
+    ) -> service_pb2.Backend:
+        """A whole start; `extra` are more top-level keys of the configuration."""
+        return service_pb2.Backend(
+            type=self.type,  # type: ignore[arg-type]
+            config=self.config(inbounds, **extra),
+            users=users,
+            keep_alive=keep_alive,
+            exclude_inbounds=exclude,
+        )
+
+
+def _sing_box_config(inbounds: Iterable[Json], **extra: object) -> str:
+    outbounds = [{"type": "direct", "tag": "direct"}]
+    return json.dumps({"log": {"level": "warn"}, "inbounds": list(inbounds), "outbounds": outbounds, **extra})
+
+
+def _sing_box_inbound(kind: Kind, port: int, tag: str) -> Json:
+    """The same protocol over the same transport, as sing-box has it; a client of Xray's fits."""
+    protocol, server = kind.protocol, kind.transport.server
+    inbound = {"type": protocol.name, "tag": tag, "listen": "127.0.0.1", "listen_port": port}
+    if protocol.name == "shadowsocks":
+        inbound |= {key: protocol.server[key] for key in ("method", "password") if key in protocol.server}
+    if server.get("security") == "tls":
+        (own,) = server["tlsSettings"]["certificates"]
+        inbound["tls"] = {"enabled": True, "certificate_path": own["certificateFile"], "key_path": own["keyFile"]}
+    if server.get("security") == "reality":
+        inbound["tls"] = _reality(server["realitySettings"])
+    if server["network"] == "ws":
+        inbound["transport"] = {"type": "ws", "path": server["wsSettings"]["path"]}
+    if server["network"] == "grpc":
+        inbound["transport"] = {"type": "grpc", "service_name": server["grpcSettings"]["serviceName"]}
+    return inbound
+
+
+def _reality(settings: Json) -> Json:
+    host, _, port = settings["target"].rpartition(":")
+    reality = {
+        "enabled": True,
+        "handshake": {"server": host, "server_port": int(port)},
+        "private_key": settings["privateKey"],
+        "short_id": settings["shortIds"],
+    }
+    return {"enabled": True, "server_name": settings["serverNames"][0], "reality": reality}
+
+
+XRAY = Ground("xray", service_pb2.XRAY, Kind.inbound, backend_config, other={"log": {"loglevel": "error"}}, live=True)
+SING_BOX = Ground(
+    "sing-box", service_pb2.SING_BOX, _sing_box_inbound, _sing_box_config, other={"log": {"level": "error"}}, live=False
+)
+GROUNDS = (XRAY, SING_BOX)
