@@ -8,7 +8,7 @@ import ssl
 import struct
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -114,14 +114,15 @@ def _use_and_compare(box: Box, door: Door, person: TestUser, port: int, echo: Ec
         online = until(lambda: box.controller.online_ips(person.email).ips, 2, f"{door.way.name} is online")
         assert list(online) == ["127.0.0.1"]
         assert box.controller.online(person.email).value == 1
-    datagrams = 0
-    if door.way.udp:
-        with UdpAssociation(port, timeout=2) as association:
+    expected = {"uplink": echo.received - received, "downlink": echo.sent - sent}
+    with UdpAssociation(port, timeout=2) if door.way.udp else nullcontext() as association:
+        if association:
+            before = echo.datagrams
             transfer.udp_echo(association, bytes(1000), echo)
-            datagrams = 1000
-    expected = {"uplink": echo.received - received + datagrams, "downlink": echo.sent - sent + datagrams}
-    assert box.settles(UserStat, person.email, expected) == expected, door.way.name
-    assert box.settles(Inbound, door.counted, expected) == expected, door.way.name
+            expected = {way: count + 1000 * (echo.datagrams - before) for way, count in expected.items()}
+        # While it is open: a core may not count a datagram that it is about to have written when its way is closed.
+        assert box.settles(UserStat, person.email, expected) == expected, door.way.name
+        assert box.settles(Inbound, door.counted, expected) == expected, door.way.name
 
 
 # Users who come and go
