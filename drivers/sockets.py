@@ -99,6 +99,18 @@ def deafen(pid: int, ports: Ports) -> None:
                 one.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _DROP_ALL)
 
 
+def run_dry(pid: int, spared: Ports) -> None:
+    """Have the process read to the end on its TCP connections, but for those to these ports of its own.
+
+    What it has read it still hands on, and counts; what it is writing is written. Raises `Unreachable`.
+    """
+    for duplicate, _ in _connections(pid):
+        with socket.socket(fileno=os.dup(duplicate)) as one:
+            if one.type == socket.SOCK_STREAM and not _at(one.getsockname()[1], spared):
+                with suppress(OSError):  # it ended by itself meanwhile
+                    one.shutdown(socket.SHUT_RD)
+
+
 def _listens(one: socket.socket) -> bool:
     internet = one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM
     return internet and bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))

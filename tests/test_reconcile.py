@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.errors import CoreFailed
@@ -154,3 +155,41 @@ def test_in_the_end_the_target_is_in_force(steps: Sequence[tuple[str, str, bytes
         core.finish()
     assert diff(core.accounts, core.target) == []
     assert told == [[]] * sum(step is not None for step in steps)
+
+
+class WindowTests(SynchronousTestCase):
+    """Where a batch is dear it waits for more."""
+
+    def setUp(self) -> None:
+        self.core, self.clock = Core(), Clock()
+
+        async def sleep(seconds: float) -> None:
+            await deferLater(self.clock, seconds)
+
+        self.reconciler = Reconciler(
+            lambda: self.core.target, lambda: self.core.accounts, self.core.apply, lambda: 0.3, sleep
+        )
+
+    def wish(self, key: str, packed: bytes | None) -> Deferred[list[Refusal]]:
+        return self.reconciler.settle(self.core.wish("a", key, packed))
+
+    def test_additions_are_collected(self) -> None:
+        """Those of the window are one batch, and all are told at its end."""
+        first = self.wish("ann", b"1")
+        self.clock.advance(0.2)
+        second = self.wish("bob", b"2")
+        self.assertFalse(self.core.busy)
+        self.clock.advance(0.2)
+        self.core.finish()
+        self.assertEqual([self.successResultOf(first), self.successResultOf(second)], [[], []])
+        self.assertEqual([len(batch) for batch in self.core.batches], [2])
+
+    def test_who_is_removed_does_not_stay_meanwhile(self) -> None:
+        """Removals go at once; alone they wait for nothing."""
+        self.core.accounts["a"] = {"ann": b"1"}
+        self.core.target["a"] = {"ann": b"1"}
+        done = self.wish("ann", None)
+        self.core.finish()
+        self.assertEqual(self.successResultOf(done), [])
+        self.assertEqual(self.core.batches, [[Change("a", "ann", None)]])
+        self.assertEqual(self.clock.getDelayedCalls(), [])

@@ -8,8 +8,9 @@ import ssl
 import struct
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -113,14 +114,15 @@ def _use_and_compare(box: Box, door: Door, person: TestUser, port: int, echo: Ec
         online = until(lambda: box.controller.online_ips(person.email).ips, 2, f"{door.way.name} is online")
         assert list(online) == ["127.0.0.1"]
         assert box.controller.online(person.email).value == 1
-    datagrams = 0
-    if door.way.udp:
-        with UdpAssociation(port, timeout=2) as association:
+    expected = {"uplink": echo.received - received, "downlink": echo.sent - sent}
+    with UdpAssociation(port, timeout=2) if door.way.udp else nullcontext() as association:
+        if association:
+            before = echo.datagrams
             transfer.udp_echo(association, bytes(1000), echo)
-            datagrams = 1000
-    expected = {"uplink": echo.received - received + datagrams, "downlink": echo.sent - sent + datagrams}
-    assert box.settles(UserStat, person.email, expected) == expected, door.way.name
-    assert box.settles(Inbound, door.counted, expected) == expected, door.way.name
+            expected = {way: count + 1000 * (echo.datagrams - before) for way, count in expected.items()}
+        # While it is open: a core may not count a datagram that it is about to have written when its way is closed.
+        assert box.settles(UserStat, person.email, expected) == expected, door.way.name
+        assert box.settles(Inbound, door.counted, expected) == expected, door.way.name
 
 
 # Users who come and go
@@ -393,3 +395,33 @@ def _naive(port: int, certificate: certs.Certificate, echo: EchoServer, name: st
                 stream.read(padding)
             assert received == b"hello"
         return accepted
+
+
+def test_a_flow_that_is_cut_is_counted(box: Box, echo: EchoServer) -> None:
+    """Downloads that a new core ends in the middle: what the users received is counted, and hardly more."""
+    door = Door(VLESS)
+    people = [TestUser.new(f"flow-{number}") for number in range(3)]
+    box.controller.start(backend(door.inbounds, map(door.user, people)))
+
+    def download(port: int) -> int:
+        """Bytes received until the end, which comes too soon."""
+        received = 0
+        with transfer.connect(port, echo) as link:
+            link.sendall(b"give 100000000000\n")
+            with suppress(OSError):
+                while data := link.recv(1 << 16):
+                    received += len(data)
+        return received
+
+    def has_received(name: str) -> bool:
+        return box.counted(UserStat, name).get("downlink", 0) > 1_000_000
+
+    with client(*[(door, person) for person in people]) as ports, ThreadPoolExecutor(3) as pool:
+        flows = [pool.submit(download, port) for port in ports]
+        for person in people:
+            until(partial(has_received, person.email), 5)
+        box.controller.sync_user(door.user(TestUser.new("new")))
+        received = [flow.result(10) for flow in flows]
+    for person, bytes_ in zip(people, received, strict=True):
+        counted = box.counted(UserStat, person.email)["downlink"]
+        assert bytes_ <= counted <= bytes_ + 20_000_000

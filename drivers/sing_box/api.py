@@ -24,6 +24,8 @@ INTERVAL = 0.2
 FRESH = 0.2
 # Between two looks at all connections while there are users whose connections are to be closed: events may be left out.
 SWEEP = 2.0
+# Between two looks at whether connections have ended.
+IDLE_POLL = 0.01
 # Closes in flight.
 IN_FLIGHT = 32
 
@@ -37,6 +39,7 @@ class Api:
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
+        self.ports = [range(port, port + 1) for port in endpoint.ports]
         self._daemon = Channel(f"127.0.0.1:{endpoint.port}", [("authorization", f"Bearer {endpoint.secret}")])
         self._stats = None if endpoint.stats_port is None else Channel(f"127.0.0.1:{endpoint.stats_port}")
         self._tally = None if self._stats else Tally()
@@ -130,6 +133,12 @@ class Api:
     async def admit(self, pairs: Iterable[Pair]) -> None:
         """These users may come in again."""
         self._barred -= set(pairs)
+
+    async def until_idle(self, seconds: float) -> None:
+        """Wait until there are no connections, or this time is over. Raises `ApiFailed`."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while await self.connections() and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(IDLE_POLL)
 
     async def end_all(self) -> None:
         """End all connections, and every new one. Raises `ApiFailed`."""

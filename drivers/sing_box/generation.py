@@ -15,11 +15,14 @@ from drivers.interface import Exit, Host
 from drivers.process import CoreProcess
 from drivers.sing_box.api import Api
 from drivers.sing_box.config import Plan
-from drivers.sockets import Unreachable, deafen
+from drivers.sockets import Unreachable, deafen, run_dry
 from node.errors import CoreFailed
 from node.ledger import Reading, Scope
 from node.users import Accounts, Change, apply
 from protos.service_pb2 import BackendStatsResponse
+
+# Seconds for which connections may come to their end: what is cut in the middle of a write is not counted.
+DRY = 0.5
 
 
 class SingBoxGeneration:
@@ -113,9 +116,11 @@ class SingBoxGeneration:
             if self.pid is not None:
                 pool = self._host.reactor.getThreadPool()
                 await deferToThreadPool(self._host.reactor, pool, deafen, self.pid, self.plan.ports)
+                await deferToThreadPool(self._host.reactor, pool, run_dry, self.pid, self._api.ports)
         except Unreachable as fault:
             self.log.warn("the core goes on accepting: {fault}", fault=fault)
         try:
+            await self._host.aio.run(self._api.until_idle(DRY))
             await self._host.aio.run(self._api.end_all())
         except ApiFailed as fault:
             self.log.warn("the core goes on serving: {fault}", fault=fault)
