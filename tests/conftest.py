@@ -183,5 +183,6 @@ def over(transport: str) -> pytest.MarkDecorator:
 def settled(places: Iterable[Place], cover: CoverServer) -> Iterator[None]:
     """For starting a core with these inbounds: goes on when it is ready for users of REALITY, too."""
     with ExitStack() as stack:
-        stack.enter_context(cover.looked_at() if any(place.kind.reality for place in places) else nullcontext())
+        probed = any(place.kind.reality and place.ground.probes for place in places)
+        stack.enter_context(cover.looked_at() if probed else nullcontext())
         yield

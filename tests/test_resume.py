@@ -16,7 +16,6 @@ from protos.service_pb2 import Backend, UsersStat
 from tests.conftest import Place, connection, control, gets_in, member, run, stays_out
 from tests.harness import transfer
 from tests.harness.controller import Controller, RestController, traffic
-from tests.harness.core import find_xray
 from tests.harness.echo import EchoServer
 from tests.harness.grounds import Ground
 from tests.harness.inbounds import Kind
@@ -120,34 +119,36 @@ def test_no_resume(tmp_path: Path, home: Place) -> None:
 
 def test_a_resume_that_fails_is_tried_again(tmp_path: Path, home: Place, echo: EchoServer) -> None:
     """A core that is not there when the node starts is waited for; `info` and the log tell what is missing."""
-    xray = tmp_path / "xray"
-    xray.symlink_to(find_xray())
-    with NodeProcess(tmp_path, XRAY_EXECUTABLE_PATH=str(xray)) as node, control(node, "rest") as controller:
+    executable = tmp_path / "core"
+    executable.symlink_to(home.ground.executable())
+    settings = {home.ground.variable: str(executable)}
+    with NodeProcess(tmp_path, **settings) as node, control(node, "rest") as controller:
         run(controller, [home], [member(ANNA, home)])
         node.kill()
-        xray.unlink()
+        executable.unlink()
         node.start()
-        assert "xray" in in_state(controller, "failed")
+        assert str(executable) in in_state(controller, "failed")
         with controller.logs() as logs:
             logs.find("not resumed")
         with pytest.raises(Exception, match="core is down"):
             controller.sync_users([member(BERT, home)])
-        xray.symlink_to(find_xray())
+        executable.symlink_to(home.ground.executable())
         in_state(controller, "running")
         assert gets_in(home, ANNA, echo)
 
 
 def test_a_start_while_it_is_tried(tmp_path: Path, home: Place, all_kinds: Mapping[str, Kind]) -> None:
     """A controller that comes meanwhile is heard, and what failed before is not tried any more."""
-    xray, work = tmp_path / "xray", Place(all_kinds["trojan-tls"], "work")
-    xray.symlink_to(find_xray())
-    with NodeProcess(tmp_path, XRAY_EXECUTABLE_PATH=str(xray)) as node, control(node, "rest") as controller:
+    executable, work = tmp_path / "core", Place(all_kinds["trojan-tls"], "work", ground=home.ground)
+    executable.symlink_to(home.ground.executable())
+    settings = {home.ground.variable: str(executable)}
+    with NodeProcess(tmp_path, **settings) as node, control(node, "rest") as controller:
         run(controller, [home], [member(ANNA, home)])
         node.kill()
-        xray.unlink()
+        executable.unlink()
         node.start()
         in_state(controller, "failed")
-        xray.symlink_to(find_xray())
+        executable.symlink_to(home.ground.executable())
         run(controller, [work], [member(BERT, work)])
         before = core(node)
         over = time.monotonic() + 5
@@ -202,20 +203,20 @@ def test_keep_alive_goes_on_where_it_was(node: NodeProcess, home: Place) -> None
 
 @pytest.fixture
 def small_disk(node: NodeProcess, home: Place) -> Iterator[psutil.Process]:
-    """A node that may not write a file any larger than its files are now."""
+    """A node that may not write a file any larger than this, which the configuration of a core is not."""
     with control(node, "rest") as controller:
         run(controller, [home], [member(ANNA, home)])
-    largest = max(path.stat().st_size for path in node.state.glob("state.db*"))
     process = psutil.Process(node.pid)
-    process.rlimit(psutil.RLIMIT_FSIZE, (largest, psutil.Process().rlimit(psutil.RLIMIT_FSIZE)[1]))
+    process.rlimit(psutil.RLIMIT_FSIZE, (500_000, psutil.Process().rlimit(psutil.RLIMIT_FSIZE)[1]))
     yield process
 
 
 def test_a_full_disk(small_disk: psutil.Process, node: NodeProcess, home: Place, echo: EchoServer) -> None:
     """Nothing is refused, `info` warns, and when there is room again everything is written."""
-    crowd = [member(TestUser.new(f"{number}@test"), home) for number in range(2000)]
     with control(node, "grpc") as controller, control(node, "rest") as other:
-        controller.sync_users([member(ANNA, home), member(BERT, home), *crowd])
+        for _ in range(4):
+            crowd = [member(TestUser.new(f"{number}@test"), home) for number in range(2500)]
+            controller.sync_users([member(ANNA, home), member(BERT, home), *crowd])
         until(lambda: any("cannot be written" in text for text in controller.info().warnings), what="it warns")
         with connection(home, BERT, echo) as link:
             transfer.download(link, 100_000)

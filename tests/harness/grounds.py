@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from protos import service_pb2
 from tests.harness.backend import backend_config
-from tests.harness.core import Json
+from tests.harness.core import Json, find_xray
 from tests.harness.inbounds import Kind
+from tests.harness.sing_box import find_sing_box
 
 
 @dataclass(frozen=True)
@@ -17,15 +19,19 @@ class Ground:
     """A core under the node.
 
     `inbound` makes a controller's inbound of a kind, for a port and a tag; `config` a whole configuration of inbounds.
-    `other` makes another configuration of the same inbounds. `live`: users come while everybody stays connected.
+    `other` makes another configuration of the same inbounds. `executable` finds the core, `variable` is the setting for
+    it. `live`: users come while everybody stays connected. `probes`: with REALITY it looks at the cover site first.
     """
 
     name: str
     type: int
+    executable: Callable[[], Path]
+    variable: str
     inbound: Callable[[Kind, int, str], Json]
     config: Callable[..., str]
     other: Mapping[str, Json] = field(hash=False)
     live: bool
+    probes: bool
 
     def backend(
         self,
@@ -79,8 +85,26 @@ def _reality(settings: Json) -> Json:
     return {"enabled": True, "server_name": settings["serverNames"][0], "reality": reality}
 
 
-XRAY = Ground("xray", service_pb2.XRAY, Kind.inbound, backend_config, other={"log": {"loglevel": "error"}}, live=True)
+XRAY = Ground(
+    "xray",
+    service_pb2.XRAY,
+    find_xray,
+    "XRAY_EXECUTABLE_PATH",
+    Kind.inbound,
+    backend_config,
+    other={"log": {"loglevel": "error"}},
+    live=True,
+    probes=True,
+)
 SING_BOX = Ground(
-    "sing-box", service_pb2.SING_BOX, _sing_box_inbound, _sing_box_config, other={"log": {"level": "error"}}, live=False
+    "sing-box",
+    service_pb2.SING_BOX,
+    find_sing_box,
+    "SING_BOX_EXECUTABLE_PATH",
+    _sing_box_inbound,
+    _sing_box_config,
+    other={"log": {"level": "error"}},
+    live=False,
+    probes=False,
 )
 GROUNDS = (XRAY, SING_BOX)
