@@ -99,7 +99,20 @@ def gets_in(place: Place, person: TestUser, echo: EchoServer, timeout: float = 1
 
 def stays_out(place: Place, person: TestUser, echo: EchoServer) -> bool:
     """Whether he does not reach it; some protocols leave a stranger waiting, so this has a shorter patience."""
-    return not gets_in(place, person, echo, timeout=0.5)
+    return not (gets_in if place.ground.refuses else _remains)(place, person, echo, timeout=0.5)
+
+
+def _remains(place: Place, person: TestUser, echo: EchoServer, timeout: float) -> bool:
+    """Whether a new connection is still there after this time."""
+    with way(place, person) as port:
+        try:
+            with transfer.connect(port, echo, timeout) as link:
+                link.settimeout(timeout)
+                return bool(link.recv(1))
+        except TimeoutError:
+            return True
+        except OSError:
+            return False
 
 
 @contextmanager

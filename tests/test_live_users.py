@@ -34,6 +34,7 @@ from tests.harness.backend import backend, chunks
 from tests.harness.controller import Controller, ControllerError, RpcController
 from tests.harness.cover import CoverServer
 from tests.harness.echo import EchoServer
+from tests.harness.grounds import Ground
 from tests.harness.inbounds import NAMES, SERVER_NAME, Kind, with_users
 from tests.harness.node import NodeProcess
 from tests.harness.ports import free_port
@@ -60,13 +61,13 @@ def the_set(controller: Controller, users: list[User]) -> None:
 
 
 @pytest.fixture
-def home(all_kinds: Mapping[str, Kind]) -> Place:
-    return Place(all_kinds["vless-raw"], "home")
+def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
+    return Place(all_kinds["vless-raw"], "home", ground=ground)
 
 
 @pytest.fixture
-def work(all_kinds: Mapping[str, Kind]) -> Place:
-    return Place(all_kinds["trojan-tls"], "at work")
+def work(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
+    return Place(all_kinds["trojan-tls"], "at work", ground=ground)
 
 
 def with_new_credentials(person: TestUser) -> TestUser:

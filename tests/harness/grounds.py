@@ -20,7 +20,8 @@ class Ground:
 
     `inbound` makes a controller's inbound of a kind, for a port and a tag; `config` a whole configuration of inbounds.
     `other` makes another configuration of the same inbounds. `executable` finds the core, `variable` is the setting for
-    it. `live`: users come while everybody stays connected. `probes`: with REALITY it looks at the cover site first.
+    it. `live`: users come while everybody stays connected. `refuses`: who was removed is refused; else his connections
+    end the moment they have begun. `probes`: with REALITY it looks at the cover site first.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Ground:
     config: Callable[..., str]
     other: Mapping[str, Json] = field(hash=False)
     live: bool
+    refuses: bool
     probes: bool
 
     def backend(
@@ -94,6 +96,7 @@ XRAY = Ground(
     backend_config,
     other={"log": {"loglevel": "error"}},
     live=True,
+    refuses=True,
     probes=True,
 )
 SING_BOX = Ground(
@@ -105,6 +108,7 @@ SING_BOX = Ground(
     _sing_box_config,
     other={"log": {"level": "error"}},
     live=False,
+    refuses=False,
     probes=False,
 )
 GROUNDS = (XRAY, SING_BOX)
