@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -322,8 +323,9 @@ class WhichLeash(TestCase):
 
     async def found(self, script: str | None) -> tuple[str | None, str]:
         """What is found on a machine whose setpriv is this script, and where it was put."""
-        directory = Path(self.mktemp()).absolute()
-        directory.mkdir()
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        directory = Path(temporary.name)
         path = directory / "setpriv"
         if script is not None:
             path.write_text(f"#!{sys.executable} -IS\n{script}\n")
