@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, nullcontext
@@ -103,16 +104,16 @@ def stays_out(place: Place, person: TestUser, echo: EchoServer) -> bool:
 
 
 def _remains(place: Place, person: TestUser, echo: EchoServer, timeout: float) -> bool:
-    """Whether a new connection is still there after this time."""
+    """Whether a new connection still carries bytes after this time."""
+    over = time.monotonic() + timeout
     with way(place, person) as port:
         try:
-            with transfer.connect(port, echo, timeout) as link:
-                link.settimeout(timeout)
-                return bool(link.recv(1))
-        except TimeoutError:
-            return True
+            with transfer.connect(port, echo, 2) as link:
+                while time.monotonic() < over:
+                    transfer.echo(link, b"still there")
         except OSError:
             return False
+    return True
 
 
 @contextmanager
@@ -190,6 +191,16 @@ def controller(node: NodeProcess, request: pytest.FixtureRequest) -> Iterator[Co
 def over(transport: str) -> pytest.MarkDecorator:
     """For a test that needs `controller` over one transport only."""
     return pytest.mark.parametrize("controller", [transport], indirect=True)
+
+
+def on(fits: Callable[[Ground], bool]) -> pytest.MarkDecorator:
+    """For a test of what only some cores can do."""
+    grounds = [ground for ground in GROUNDS if fits(ground)]
+    return pytest.mark.parametrize("ground", grounds, indirect=True, ids=[ground.name for ground in grounds])
+
+
+# Users come while everybody stays connected.
+live = on(lambda ground: ground.live)
 
 
 @contextmanager

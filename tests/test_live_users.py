@@ -21,6 +21,7 @@ from tests.conftest import (
     connection,
     control,
     gets_in,
+    live,
     member,
     over,
     run,
@@ -133,6 +134,7 @@ def test_every_sync_adds_and_removes(sync: Sync, controller: Controller, home: P
     assert gets_in(home, ANNA, echo)
 
 
+@live
 def test_nobody_else_notices(controller: Controller, home: Place, work: Place, echo: EchoServer) -> None:
     """Somebody's open connection goes on without a break while others come, change and go, a thousand in one sync."""
     people = [TestUser.new(f"{number}@test") for number in range(1000)]
@@ -360,10 +362,10 @@ def test_credential_moves_in_any_order(sync: Sync, controller: Controller, home:
     anna_now, bert_now = replace(BERT, email=ANNA.email), replace(ANNA, email=BERT.email)
     sync(controller, [member(bert_now, home), member(anna_now, home)])
     with connection(home, anna_now, echo):
-        assert controller.online(ANNA.email).value == 1
+        until(lambda: controller.online(ANNA.email).value == 1, what="she is online")
         assert controller.online(BERT.email).value == 0
     with connection(home, bert_now, echo):
-        assert controller.online(BERT.email).value == 1
+        until(lambda: controller.online(BERT.email).value == 1, what="he is online")
 
 
 def test_credential_taken(controller: Controller, home: Place, echo: EchoServer) -> None:
@@ -395,6 +397,7 @@ def test_user_of_many_inbounds(
     assert not any(gets_in(place, ANNA, echo, timeout=0.5) for place in places)
 
 
+@live
 def test_inbounds_of_a_user_change(controller: Controller, home: Place, work: Place, echo: EchoServer) -> None:
     """A user goes where his inbounds are, and his connection in one that he keeps goes on."""
     run(controller, [home, work], [member(ANNA, home)])
