@@ -168,7 +168,7 @@ class Backend:
 
     async def _info(self) -> BaseInfoResponse:
         accepted = self._runner.accepted if self._runner.state != "stopped" else None
-        driver = accepted.driver if accepted else self._drivers[service_pb2.XRAY]
+        driver = accepted.driver if accepted else self._drivers[min(self._drivers)]
         warnings = [*(accepted.plan.warnings if accepted else ()), *self._store.warnings]
         warnings += [warning for run in (self._runner.generations[:1] if accepted else ()) for warning in run.warnings]
         try:
