@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import deferLater
@@ -23,29 +23,14 @@ from node.errors import Aborted, CoreFailed, NodeError, NotInitialized, NotStart
 from node.logs import LogRing
 from node.memory import Memory
 from node.reconcile import Pairs, Reconciler
-from node.users import Account, Accounts, Change, Refusal, Roster, changed_users, diff, key_of
+from node.record import Record, Recorder
+from node.users import Account, Accounts, Change, Refusal, Roster, diff
 from protos.service_pb2 import User
 
 # Above this many users a roster is built in the reactor's pool.
 BUILD_INLINE = 5000
 # Seconds that a core which refused something may take to show that it lives.
 LIVES = 1.0
-
-
-class Record(Protocol):
-    """What outlives the node: see `node.store`."""
-
-    def accept(self, request: bytes) -> None:
-        """This backend runs."""
-
-    def forget(self) -> None:
-        """None does."""
-
-    def users(self, changed: Mapping[str, bytes | None], clean: bool = False) -> None:
-        """These users changed; with `clean` there are no others."""
-
-    async def flush(self) -> None:
-        """Wait until it is recorded, as far as that is possible."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +64,7 @@ class Members:
     def __init__(self, reactor: Any, ring: LogRing, record: Record) -> None:
         self._reactor = reactor
         self._ring = ring
-        self._record = record
-        # Whether the record has the users of this backend.
-        self._recorded = False
+        self._recorder = Recorder(record)
         self._control = Control()
         self._memory = Memory(reactor)
         self._reconciler = Reconciler(self._wanted, self._confirmed, self._apply, self._window, self._sleep)
@@ -146,8 +129,8 @@ class Members:
         raise_refused(refused)
 
     async def recorded(self) -> None:
-        """Wait until what was said of users outlives the node: an answer is a promise."""
-        await self._record.flush()
+        """Wait until what was said of users outlives the node."""
+        await self._recorder.kept()
 
     async def _replace(self, users: Sequence[User], settled: Settled) -> None:
         while True:
@@ -158,10 +141,10 @@ class Members:
             if accepted is self.accepted and held is self._held:
                 break  # else a Start ended meanwhile, and what was built may not fit what runs
         if held:
-            self._note_users(held.roster, spare)
+            self._recorder.users(held.roster, spare)
             held.roster = spare
         else:
-            self._note_users(self.roster, roster)
+            self._recorder.users(self.roster, roster)
         self._install(roster, settled)
         touched = self._differing()
         self._require_started(touched)
@@ -171,43 +154,17 @@ class Members:
         self, users: Sequence[User], change: Callable[[Roster], tuple[Pairs, list[Refusal]]]
     ) -> tuple[Pairs, list[Refusal]]:
         self._require_desired()
-        recorded = (self._held or self).roster.users if self._recorded else {}
-        before = {key: recorded.get(key) for key in (key_of(user.email) for user in users)}
-        if self._held:
-            change(self._held.roster)
-        touched, refused = change(self.roster)
-        after = {key: recorded.get(key) for key in before}
-        self._record.users({key: packed for key, packed in after.items() if packed is not before[key]})
+        with self._recorder.following((self._held or self).roster, users):
+            if self._held:
+                change(self._held.roster)
+            touched, refused = change(self.roster)
         self._require_started(touched)
         return touched, refused
 
-    def _note_users(self, before: Roster, after: Roster) -> None:
-        """Record a whole set. Where credentials collide its order counts, and all of it is written."""
-        if self._recorded and after is not before:
-            clean = after.contested
-            self._record.users(after.users if clean else changed_users(before.users, after.users), clean)
-
-    def _note_backend(self, before: Roster) -> None:
-        """Record the backend that runs and its users; `before` are those that the record has of it."""
-        assert self.accepted is not None
-        self._record.accept(self.accepted.request)
-        if self._recorded:
-            self._note_users(before, self.roster)
-        else:
-            self._record.users(self.roster.users, clean=True)
-        self._recorded = True
-
     def everything(self) -> Changes:
         """All that is to be recorded of the backend, for a record that has nothing."""
-        accepted = (self._held or self).accepted
-        if not self._recorded or accepted is None:
-            return Changes()
-        return Changes(request=accepted.request, users=dict((self._held or self).roster.users))
-
-    def _forget(self) -> None:
-        """Nothing comes back after the node's end."""
-        self._recorded = False
-        self._record.forget()
+        current = self._held or self
+        return self._recorder.everything(current.accepted.request if current.accepted else b"", current.roster)
 
     def _require_desired(self) -> None:
         """Users can be taken in while a core is on its way, too, and taken out while it waits for a Start."""

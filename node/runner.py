@@ -16,7 +16,8 @@ from drivers.interface import Driver, Exit, Generation
 from node.control import Settled
 from node.errors import Aborted, CoreFailed, InvalidConfig, NodeError, PortTaken, ShuttingDown
 from node.logs import LogRing
-from node.members import Accepted, Held, Members, Record, no_users
+from node.members import Accepted, Held, Members, no_users
+from node.record import Record
 from node.restart import Backoff
 from node.users import Refusal, Roster
 from node.watch import Watch
@@ -76,7 +77,7 @@ class Runner(Members):
         if self.state != "stopped":
             self._say("stopped", reason)
         if not self._closed:
-            self._forget()
+            self._recorder.forget()
         try:
             await self._control.run(lambda settled: self._stop(grace, settled), core=True)
         except Aborted:
@@ -118,7 +119,7 @@ class Runner(Members):
             self._say("running", "the same configuration was asked for again")
         before, self.accepted = self.roster, replace(self.accepted, request=without_users(request))
         self._install(roster, settled)
-        self._note_backend(before)
+        self._recorder.backend(self.accepted.request, before, roster)
         self._tell(await self._settle_all() + refused)
 
     async def _prepare(
@@ -162,7 +163,7 @@ class Runner(Members):
             self._say(*_after_failure(self._as_told(fault), before))
             raise
         replaced, self._held = self._held.roster, None
-        self._note_backend(replaced)
+        self._recorder.backend(wanted.request, replaced, self.roster)
         return await self._settle_all()
 
     async def _launch(self, wanted: Accepted, seconds: float) -> None:

@@ -142,7 +142,7 @@ class MemoryGeneration:
 
 
 class MemoryRecord:
-    """Satisfies `node.members.Record`: what would be on disk. `gate` is what `flush` waits at."""
+    """Satisfies `node.record.Record`: what would be on disk. `gate` is what `flush` waits at."""
 
     def __init__(self) -> None:
         self.request = b""
