@@ -345,7 +345,7 @@ def test_nonsense(idle: NodeProcess, wire: Wire, key: Pairs, method: Method) -> 
 
 
 @each_transport
-@pytest.mark.parametrize("number", [service_pb2.WIREGUARD, service_pb2.SING_BOX, 2, 99])
+@pytest.mark.parametrize("number", [service_pb2.WIREGUARD, 2, 99])
 def test_backends_without_a_driver(running: NodeProcess, wire: Wire, key: Pairs, number: int) -> None:
     """A type of backend that is not built is unsupported, and what runs goes on."""
     other = service_pb2.Backend(config="{}")
