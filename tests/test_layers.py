@@ -233,7 +233,7 @@ API = {name for name in modules() if within(name, "drivers") and name.endswith("
         (["urllib.request", "http.client"], {"drivers.archive", "drivers.install"}),
         (["requests", "dotenv", "pickle", "marshal"], set()),
     ],
-    ids=str,
+    ids=lambda names: " ".join(sorted(names)),
 )
 def test_who_may_import(packages: list[str], allowed: set[str]) -> None:
     """Threads, web, gRPC, processes and the network each are the business of a few modules."""
