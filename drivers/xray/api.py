@@ -20,6 +20,8 @@ HANDLER = "/xray.app.proxyman.command.HandlerService/"
 STATS = "/xray.app.stats.command.StatsService/"
 # More in flight gain nothing, measured.
 IN_FLIGHT = 64
+# Counters of a reply are gone through in parts of this many, between which other calls go on.
+SLICE = 2000
 # Seconds.
 USER_DEADLINE = 5.0
 BULK_DEADLINE = 10.0
@@ -67,7 +69,11 @@ class Api:
         request = xray_pb2.QueryStatsRequest(pattern="", reset=False)
         reply: xray_pb2.QueryStatsResponse
         reply = await self._call(STATS + "QueryStats", request, xray_pb2.QueryStatsResponse, BULK_DEADLINE)
-        return {stat.name: stat.value for stat in reply.stat}
+        counters: dict[str, int] = {}
+        for start in range(0, len(reply.stat), SLICE):
+            counters |= {stat.name: stat.value for stat in reply.stat[start : start + SLICE]}
+            await asyncio.sleep(0)
+        return counters
 
     async def online_ips(self, email: str) -> dict[str, int]:
         """A user's addresses and when each was last seen; empty where the core has no such map (offline, unknown)."""

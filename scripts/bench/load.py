@@ -76,9 +76,9 @@ def _work(pipe: Connection) -> None:
                 case "open", ids, port:
                     for start in range(0, len(ids), BATCH):
                         links += users.connected(ids[start : start + BATCH], port)
-                case "move",:
+                case ("move",):
                     _moved(links)
-                case "close",:
+                case ("close",):
                     _close(links)
                     links.clear()
             pipe.send(None)

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +33,8 @@ INTERVAL = 10
 # The same where everybody moves bytes before the first reading: longer than that takes.
 LONG = 600
 _MINUTE = 60
-_QUIET = 1.0
+# For what follows a reply, its rows' way to the disk above all.
+_MOMENT = 0.5
 _NO_LIMIT = [("grpc.max_receive_message_length", -1)]
 
 
@@ -59,8 +61,8 @@ def active(on: Stage, target: Backing, load: Load) -> None:
     replies(on, load, len(some))
     readings(on, load, len(some))
     line("RSS", f"{on.rss():.0f} MiB, {started:.0f} after Start")
-    disk(on, "nobody active", lambda: time.sleep(1))
-    disk(on, "a tenth active", lambda: (load.move(), time.sleep(1)))
+    disk(on, "nobody active", lambda: None)
+    disk(on, "a tenth active", load.move)
     load.close()
 
 
@@ -109,7 +111,7 @@ def reply(ask: Callable[[StatRequest], StatResponse], users: int) -> float:
 
 
 def readings(on: Stage, load: Load, some: int) -> None:
-    """What one reading costs the node, asked for by a GetStats of one user; and how long it answers nobody meanwhile."""
+    """What one reading costs the node, asked for by a GetStats of one user; how long it answers nobody meanwhile."""
     with asking(on) as (rpc, _):
         one = StatRequest(type=UserStat, name="live")
         costs, quiet = [], []
@@ -122,17 +124,16 @@ def readings(on: Stage, load: Load, some: int) -> None:
 
 
 def stalls(on: Stage, load: Load, ask: Callable[[], object]) -> None:
-    worst = []
+    found, idle = [], []
     with ticking(on.node) as ticker:
         for _ in range(ROUNDS):
             stale(load)
             ticker.worst()
-            time.sleep(_QUIET)
-            idle = ticker.worst()
+            time.sleep(_MOMENT)
+            idle.append(ticker.worst())
             ask()
-            time.sleep(0.05)
-            worst.append((ticker.worst(), idle))
-    found, idle = zip(*worst, strict=True)
+            time.sleep(_MOMENT)
+            found.append(ticker.worst())
     line("stall by reading, reply and writing", f"{ms(found)} ms, longest {ms([max(found)])}; idle {ms(idle)}")
 
 
@@ -141,6 +142,7 @@ def disk(on: Stage, name: str, each: Callable[[], object]) -> None:
     before, begun = written(on.node.pid), time.monotonic()
     while time.monotonic() - begun < _MINUTE:
         each()
+        time.sleep(1)
     now = written(on.node.pid)
     kib = [(after - earlier) / 1024 for after, earlier in zip(now, before, strict=True)]
     line(f"written in a minute, {name}", f"{kib[0]:.0f} KiB to the disk, {kib[1]:.0f} by all write calls")
@@ -150,17 +152,17 @@ def full(on: Stage, target: Backing, load: Load) -> None:
     on.rpc.Start(target.request())
     started, everybody = on.rss(), identities(target)
     load.visit(everybody, target.ports[0])
-    time.sleep(_QUIET)
+    time.sleep(_MOMENT)
     with asking(on) as (rpc, rest), core_asking(on) as core, ticking(on.node) as ticker:
         ticker.worst()
-        one = StatRequest(type=UserStat, name="live")
-        line(f"CPU of one reading, {2 * len(everybody)} counters, all new", f"{ms([processor_of(on, lambda: rpc(one))])} ms")
+        cost = processor_of(on, lambda: rpc(StatRequest(type=UserStat, name="live")))
+        line(f"CPU of one reading, {2 * len(everybody)} counters, all new", f"{ms([cost])} ms")
         line("stall meanwhile", f"{ms([ticker.worst()])} ms")
         line("RSS with a full ledger", f"{on.rss():.0f} MiB, {started:.0f} after Start")
         alone = [took(core).seconds for _ in range(ROUNDS)]
         for name, ask in (("gRPC", rpc), ("REST", rest)):
             ticker.worst()
-            times = [took(lambda ask=ask: ask(StatRequest(type=UsersStat))).seconds for _ in range(ROUNDS)]
+            times = [took(partial(ask, StatRequest(type=UsersStat))).seconds for _ in range(ROUNDS)]
             line(f"GetStats, {name}, from the ledger", f"{ms(times)} ms, stall {ms([ticker.worst()])}")
         line(f"the core's own QueryStats, {2 * len(everybody)} rows", f"{ms(alone)} ms")
         line("RSS after that", f"{on.rss():.0f} MiB")
@@ -214,7 +216,7 @@ def processor_of(on: Stage, work: Callable[[], object]) -> float:
     """Seconds of processor time of the node for this, and for what it does in the moment after."""
     before = used(on.node.pid)
     work()
-    time.sleep(0.2)
+    time.sleep(_MOMENT)
     return used(on.node.pid) - before
 
 
