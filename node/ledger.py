@@ -32,6 +32,9 @@ class Scope(Enum):
     INBOUND = "inbound"
     OUTBOUND = "outbound"
 
+    # Members are compared by identity. Enum's own is a call of Python's, for each of 100,000 counters.
+    __hash__ = object.__hash__
+
 
 SCOPES = {scope.value: scope for scope in Scope}
 
@@ -85,10 +88,10 @@ def differences(before: Reading, reading: Reading) -> list[Difference]:
 
 def _difference(counter: str, added: int) -> Difference | None:
     """None for a counter of something else."""
-    word, _, rest = counter.partition(">>>")
-    name, _, direction = rest.rpartition(_TRAFFIC)
+    begin, _, direction = counter.rpartition(_TRAFFIC)
+    word, found, name = begin.partition(">>>")
     scope = SCOPES.get(word)
-    if scope is None or direction not in DIRECTIONS:
+    if scope is None or not found or direction not in DIRECTIONS:
         return None
     return Difference(scope, name, direction == "downlink", added)
 

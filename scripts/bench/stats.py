@@ -27,7 +27,7 @@ from scripts.bench.ticker import ticking
 from tests.harness.rest import Rest
 
 SIZES = (10_000, 50_000)
-ROUNDS = 7
+ROUNDS = 5
 # Seconds between two readings, as the node has it by default; who asks gets one that is up to a tenth of it old.
 INTERVAL = 10
 # The same where everybody moves bytes before the first reading: longer than that takes.
