@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from typing import NamedTuple
 
 from node.users import key_of
@@ -167,10 +168,14 @@ class Ledger:
         else:
             pending.update({key: _more(pending.get(key, NOTHING), both) for key, both in taken.rows.items()})
 
-    def changes(self) -> list[Row]:
-        """The rows that are not as they were when this was asked last, with what is aside. Zero: there is no row."""
-        dirty, self._dirty = self._dirty, {scope: set() for scope in Scope}
-        return [row for scope, keys in dirty.items() for row in self._whole(scope, keys)]
+    def changes(self, most: int | None = None) -> list[Row]:
+        """The rows that are not as they were when they were told last, with what is aside. Zero: there is no row."""
+        found: list[Row] = []
+        for scope, dirty in self._dirty.items():
+            keys = set(islice(dirty, most and most - len(found)))
+            dirty -= keys
+            found += self._whole(scope, keys)
+        return found
 
     def everything(self) -> list[Row]:
         """All rows that have bytes, with what is aside."""
@@ -201,12 +206,12 @@ class Ledger:
 
     def _whole(self, scope: Scope, keys: Iterable[str]) -> Iterator[Row]:
         """What is pending of these and what is aside."""
-        pending, aside = self._pending[scope], dict[str, Both]()
-        for taken in self._aside:
-            if taken.scope is scope:
-                aside.update({key: _more(aside.get(key, NOTHING), both) for key, both in taken.rows.items()})
+        pending = self._pending[scope]
+        aside = [taken.rows for taken in self._aside if taken.scope is scope]
         for key in keys:
-            both = _more(pending.get(key, NOTHING), aside.get(key, NOTHING))
+            both = pending.get(key, NOTHING)
+            for rows in aside:
+                both = _more(both, rows.get(key, NOTHING))
             yield Row(scope, self._name(scope, key), *both)
 
     def _name(self, scope: Scope, key: str) -> str:

@@ -75,7 +75,7 @@ class Traffic:
         """Read no more by itself."""
         if self._poll.running:
             self._poll.stop()
-        self.save()
+        self._store.rows(self._ledger.changes())
 
     async def read(self) -> bool:
         """Book what every generation has counted by now; whether that was anything. Who does not answer is logged.
@@ -106,9 +106,12 @@ class Traffic:
         return self._ledger.everything()
 
     def save(self) -> None:
-        """Have the store note what changed."""
+        """Have the store note what changed, in parts."""
         self._saved_at = self._reactor.seconds()
-        self._store.rows(self._ledger.changes())
+        rows = self._ledger.changes(SLICE)
+        self._store.rows(rows)
+        if len(rows) == SLICE:
+            self._reactor.callLater(0, self.save)
 
     def _settled(self, taken: Taken, delivered: bool) -> None:
         self._ledger.settle(taken, delivered)

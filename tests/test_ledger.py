@@ -98,8 +98,17 @@ class Accounting(RuleBasedStateMachine):
         self.ledger = Ledger()
         self.ledger.restore(self.stored.values())
 
+    @rule(most=st.integers(1, 3))
+    def the_store_is_told_a_part(self, most: int) -> None:
+        rows = self.ledger.changes(most)
+        assert len(rows) <= most
+        self._note(rows)
+
     def _store(self) -> None:
-        for row in self.ledger.changes():
+        self._note(self.ledger.changes())
+
+    def _note(self, rows: Iterable[Row]) -> None:
+        for row in rows:
             self.stored.pop((row.scope, row.key), None)
             if any(row.both):
                 self.stored[row.scope, row.key] = row
