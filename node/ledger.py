@@ -124,8 +124,10 @@ class Ledger:
         A reading may come in parts: counters that it lacks are as they were.
         """
         last = self._last.setdefault(run, {})
-        found = differences(last, reading)
-        last.update(reading)
+        # Of many counters few have moved: only those cost more than this look.
+        moved = {counter: value for counter, value in reading.items() if last.get(counter) != value}
+        found = differences(last, moved)
+        last.update(moved)
         self._add(found)
         return any(difference.added for difference in found)
 

@@ -130,17 +130,19 @@ def readings(on: Stage, load: Load, counted: int) -> None:
 
 
 def stalls(on: Stage, load: Load, ask: Callable[[], object]) -> None:
-    found, idle = [], []
-    with ticking(on.node) as ticker:
+    """How long the node answers nobody. The core's own work, without the node, takes processors from it, too."""
+    found, idle, alone = list[float](), list[float](), list[float]()
+    with ticking(on.node) as ticker, core_asking(on) as core:
         for _ in range(_FEW):
             stale(load)
-            ticker.worst()
-            time.sleep(_MOMENT)
-            idle.append(ticker.worst())
-            ask()
-            time.sleep(_MOMENT)
-            found.append(ticker.worst())
-    line("stall by reading, reply and writing", f"{ms(found)} ms, longest {ms([max(found)])}; idle {ms(idle)}")
+            for work, times in ((None, idle), (core, alone), (ask, found)):
+                ticker.worst()
+                if work is not None:
+                    work()
+                time.sleep(_MOMENT)
+                times.append(ticker.worst())
+    others = f"while the core is asked by others {ms(alone)}, idle {ms(idle)}"
+    line("stall by reading, reply and writing", f"{ms(found)} ms, longest {ms([max(found)])}; {others}")
 
 
 def disk(on: Stage, name: str, each: Callable[[], object]) -> None:
