@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
@@ -69,9 +70,10 @@ class Api:
         request = xray_pb2.QueryStatsRequest(pattern="", reset=False)
         reply: xray_pb2.QueryStatsResponse
         reply = await self._call(STATS + "QueryStats", request, xray_pb2.QueryStatsResponse, BULK_DEADLINE)
-        counters: dict[str, int] = {}
-        for start in range(0, len(reply.stat), SLICE):
-            counters |= {stat.name: stat.value for stat in reply.stat[start : start + SLICE]}
+        # One at a time: a slice of them is so many objects for the garbage collector, 80 ms at 50,000 users.
+        stats, counters = iter(reply.stat), dict[str, int]()
+        while part := {stat.name: stat.value for stat in islice(stats, SLICE)}:
+            counters |= part
             await asyncio.sleep(0)
         return counters
 
