@@ -7,8 +7,10 @@ are put aside until the reply was delivered: delivered + aside + pending is what
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from typing import NamedTuple
 
 from node.users import key_of
@@ -30,6 +32,9 @@ class Scope(Enum):
     USER = "user"
     INBOUND = "inbound"
     OUTBOUND = "outbound"
+
+    # Members are compared by identity. Enum's own is a call of Python's, for each of 100,000 counters.
+    __hash__ = object.__hash__
 
 
 SCOPES = {scope.value: scope for scope in Scope}
@@ -63,7 +68,6 @@ class Difference(NamedTuple):
 
     scope: Scope
     name: str
-    key: str
     down: bool
     added: int
 
@@ -85,12 +89,20 @@ def differences(before: Reading, reading: Reading) -> list[Difference]:
 
 def _difference(counter: str, added: int) -> Difference | None:
     """None for a counter of something else."""
-    word, _, rest = counter.partition(">>>")
-    name, _, direction = rest.rpartition(_TRAFFIC)
+    begin, _, direction = counter.rpartition(_TRAFFIC)
+    word, found, name = begin.partition(">>>")
     scope = SCOPES.get(word)
-    if scope is None or direction not in DIRECTIONS:
+    if scope is None or not found or direction not in DIRECTIONS:
         return None
-    return Difference(scope, name, _key(scope, name), direction == "downlink", added)
+    return Difference(scope, name, direction == "downlink", added)
+
+
+@dataclass(frozen=True, eq=False)
+class Taken:
+    """The bytes that were put aside for one reply, by key."""
+
+    scope: Scope
+    rows: Mapping[str, Both]
 
 
 class Ledger:
@@ -98,52 +110,39 @@ class Ledger:
 
     def __init__(self) -> None:
         self._pending: dict[Scope, dict[str, Both]] = {scope: {} for scope in Scope}
-        # In replies that are on their way; they are ours until those were delivered.
-        self._aside: dict[Scope, dict[str, Both]] = {scope: {} for scope in Scope}
-        self._last: dict[object, Reading] = {}
+        # For replies that are on their way; they are ours until those were delivered.
+        self._aside: set[Taken] = set()
+        self._last: dict[object, dict[str, int]] = {}
         # How a user's name is written, where that is not his key.
         self._spelling: dict[str, str] = {}
         # What differs from what `changes` told last.
-        self._dirty: set[tuple[Scope, str]] = set()
-
-    def last(self, run: object) -> Reading:
-        """The last reading of a run."""
-        return self._last.get(run, {})
+        self._dirty: dict[Scope, set[str]] = {scope: set() for scope in Scope}
 
     def book(self, run: object, reading: Reading) -> bool:
-        """Book what one run of a core has counted since its last reading. Returns whether that was anything."""
-        found = differences(self.last(run), reading)
-        self.compared(run, reading)
-        self.add(found)
+        """Book what one run of a core has counted since its last reading. Returns whether that was anything.
+
+        A reading may come in parts: counters that it lacks are as they were.
+        """
+        last = self._last.setdefault(run, {})
+        # Of many counters few have moved: only those cost more than this look.
+        moved = {counter: value for counter, value in reading.items() if last.get(counter) != value}
+        found = differences(last, moved)
+        last.update(moved)
+        self._add(found)
         return any(difference.added for difference in found)
-
-    def compared(self, run: object, reading: Reading) -> None:
-        """The next reading of this run is compared with this one; counters that it lacks, with those before it."""
-        before = self.last(run)
-        self._last[run] = reading if before.keys() <= reading.keys() else {**before, **reading}
-
-    def add(self, found: Iterable[Difference]) -> None:
-        """Book differences."""
-        for scope, name, key, down, added in found:
-            rows = self._pending[scope]
-            uplink, downlink = rows.get(key, NOTHING)
-            rows[key] = (uplink, downlink + added) if down else (uplink + added, downlink)
-            if added:
-                self._dirty.add((scope, key))
-                if scope is Scope.USER:
-                    self._spell(key, name)
 
     def keep(self, runs: Iterable[object]) -> None:
         """Only these runs go on; the readings of the others are no longer compared with."""
         going = set(runs)
         self._last = {run: last for run, last in self._last.items() if run in going}
 
-    def all(self, scope: Scope) -> list[Row]:
-        """Users who have bytes; every inbound or outbound that has some or runs."""
-        rows = self._pending[scope].items()
+    def all(self, scope: Scope) -> Iterator[Row]:
+        """Users who have bytes; every inbound or outbound that has some or runs. As of now, whenever it is read."""
+        rows, spelling = self._pending[scope].copy(), self._spelling.copy()
         if scope is Scope.USER:
-            return [Row(scope, self._name(scope, key), *both) for key, both in rows if any(both)]
-        return [Row(scope, name, *both) for name, both in rows if any(both) or self._runs(scope, name)]
+            return (Row(scope, spelling.get(key, key), *both) for key, both in rows.items() if both != NOTHING)
+        runs = {name for name in rows if self._runs(scope, name)}
+        return (Row(scope, name, *both) for name, both in rows.items() if both != NOTHING or name in runs)
 
     def one(self, scope: Scope, name: str) -> Row | None:
         """The row of one name; None if there is none."""
@@ -151,39 +150,42 @@ class Ledger:
         both = self._pending[scope].get(key)
         return None if both is None else Row(scope, self._name(scope, key), *both)
 
-    def take(self, rows: Iterable[Row]) -> list[Row]:
-        """Put these rows aside: they begin at zero again. `settle` tells what became of them."""
-        taken = [row for row in rows if any(row.both)]
-        for row in taken:
-            key = row.key
-            self._pending[row.scope][key] = _less(self._pending[row.scope][key], row.both)
-            self._aside[row.scope][key] = _more(self._aside[row.scope].get(key, NOTHING), row.both)
+    def take(self, scope: Scope, name: str | None = None) -> Taken:
+        """Put the row of a name aside, or all: they begin at zero again. `settle` tells what became of them."""
+        pending = self._pending[scope]
+        keys = pending if name is None else {_key(scope, name)} & pending.keys()
+        taken = Taken(scope, {key: pending[key] for key in keys if pending[key] != NOTHING})
+        pending.update(dict.fromkeys(taken.rows, NOTHING))
+        self._aside.add(taken)
         return taken
 
-    def settle(self, taken: Iterable[Row], delivered: bool) -> None:
-        """Rows that were put aside are gone for good if they were delivered, and come back if not."""
-        for row in taken:
-            key = row.key
-            left = _less(self._aside[row.scope].pop(key), row.both)
-            if any(left):
-                self._aside[row.scope][key] = left
-            if delivered:
-                self._dirty.add((row.scope, key))
-                self._forget_if_empty(row.scope, key)
-            else:
-                self._pending[row.scope][key] = _more(self._pending[row.scope].get(key, NOTHING), row.both)
+    def settle(self, taken: Taken, delivered: bool) -> None:
+        """The reply was delivered: its rows are gone. Or it was not: they come back."""
+        self._aside.remove(taken)
+        pending = self._pending[taken.scope]
+        if delivered:
+            self._dirty[taken.scope] |= taken.rows.keys()
+            if taken.scope is Scope.USER:
+                self._forget_empty(taken.rows)
+        else:
+            pending.update({key: _more(pending.get(key, NOTHING), both) for key, both in taken.rows.items()})
 
-    def changes(self) -> list[Row]:
-        """The rows that are not as they were when this was asked last, with what is aside. Zero: there is no row."""
-        dirty, self._dirty = self._dirty, set()
-        return [self._whole(scope, key) for scope, key in dirty]
+    def changes(self, most: int | None = None) -> list[Row]:
+        """The rows that are not as they were when they were told last, with what is aside. Zero: there is no row."""
+        found: list[Row] = []
+        for scope, dirty in self._dirty.items():
+            keys = set(islice(dirty, most and most - len(found)))
+            dirty -= keys
+            found += self._whole(scope, keys)
+        return found
 
     def everything(self) -> list[Row]:
         """All rows that have bytes, with what is aside."""
-        self._dirty = set()
-        keys = {(scope, key) for rows in (self._pending, self._aside) for scope in Scope for key in rows[scope]}
-        rows = (self._whole(scope, key) for scope, key in keys)
-        return [row for row in rows if any(row.both)]
+        self._dirty = {scope: set() for scope in Scope}
+        keys = {scope: set(rows) for scope, rows in self._pending.items()}
+        for taken in self._aside:
+            keys[taken.scope] |= taken.rows.keys()
+        return [row for scope in Scope for row in self._whole(scope, keys[scope]) if row.both != NOTHING]
 
     def restore(self, rows: Iterable[Row]) -> None:
         """Rows of an earlier ledger: nobody has had them."""
@@ -193,9 +195,26 @@ class Ledger:
             if row.scope is Scope.USER:
                 self._spell(key, row.name)
 
-    def _whole(self, scope: Scope, key: str) -> Row:
-        both = _more(self._pending[scope].get(key, NOTHING), self._aside[scope].get(key, NOTHING))
-        return Row(scope, self._name(scope, key), *both)
+    def _add(self, found: Iterable[Difference]) -> None:
+        for scope, name, down, added in found:
+            key = _key(scope, name)
+            rows = self._pending[scope]
+            uplink, downlink = rows.get(key, NOTHING)
+            rows[key] = (uplink, downlink + added) if down else (uplink + added, downlink)
+            if added:
+                self._dirty[scope].add(key)
+                if scope is Scope.USER:
+                    self._spell(key, name)
+
+    def _whole(self, scope: Scope, keys: Iterable[str]) -> Iterator[Row]:
+        """What is pending of these and what is aside."""
+        pending = self._pending[scope]
+        aside = [taken.rows for taken in self._aside if taken.scope is scope]
+        for key in keys:
+            both = pending.get(key, NOTHING)
+            for rows in aside:
+                both = _more(both, rows.get(key, NOTHING))
+            yield Row(scope, self._name(scope, key), *both)
 
     def _name(self, scope: Scope, key: str) -> str:
         return self._spelling.get(key, key) if scope is Scope.USER else key
@@ -204,12 +223,14 @@ class Ledger:
         counters = [counter_name(scope, name, direction) for direction in DIRECTIONS]
         return any(counter in last for last in self._last.values() for counter in counters)
 
-    def _forget_if_empty(self, scope: Scope, key: str) -> None:
-        """A user without bytes needs no row."""
-        if scope is Scope.USER and not any(self._pending[scope].get(key, NOTHING)):
-            self._pending[scope].pop(key, None)
-            if key not in self._aside[scope]:
-                self._spelling.pop(key, None)
+    def _forget_empty(self, keys: Iterable[str]) -> None:
+        """Users without bytes need no row."""
+        pending = self._pending[Scope.USER]
+        for key in keys:
+            if pending.get(key) == NOTHING:
+                del pending[key]
+                if key in self._spelling and not any(key in taken.rows for taken in self._aside):
+                    del self._spelling[key]
 
     def _spell(self, key: str, name: str) -> None:
         """Who has two spellings is named as he was counted last."""
@@ -225,7 +246,3 @@ def _key(scope: Scope, name: str) -> str:
 
 def _more(one: Both, other: Both) -> Both:
     return one[0] + other[0], one[1] + other[1]
-
-
-def _less(one: Both, other: Both) -> Both:
-    return one[0] - other[0], one[1] - other[1]

@@ -7,7 +7,7 @@ from typing import Any
 
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, ensureDeferred
-from twisted.internet.task import Clock
+from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from node import traffic as traffic_module
@@ -175,7 +175,6 @@ class LargeReadings(TestCase):
     """Booked in parts, beside other work."""
 
     async def test_every_counter_is_booked(self) -> None:
-        self.patch(traffic_module, "INLINE", 10)
         self.patch(traffic_module, "SLICE", 7)
         core, store = Core(), MemoryStore()
         any_core: Any = core
@@ -189,4 +188,12 @@ class LargeReadings(TestCase):
             self.assertTrue(await traffic.read())
         self.assertFalse(await traffic.read())
         expected = {Row(Scope.USER, f"{number}", 2 * number + 2, 2 * number + 3) for number in range(50)}
+        traffic.save()
+        while len(store.written) < len(expected):
+            await deferLater(reactor, 0)
+        self.assertEqual(set(store.written), expected)
         self.assertEqual(set(traffic.everything()), expected)
+        reply = await traffic.stats(StatRequest(type=UsersStat), lambda _: None)
+        told = {(stat.name, stat.type): stat.value for stat in reply.stats}
+        wanted = {(row.name, way): value for row in expected for way, value in zip(DIRECTIONS, row.both, strict=True)}
+        self.assertEqual(told, wanted)

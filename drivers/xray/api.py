@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
@@ -20,6 +21,8 @@ HANDLER = "/xray.app.proxyman.command.HandlerService/"
 STATS = "/xray.app.stats.command.StatsService/"
 # More in flight gain nothing, measured.
 IN_FLIGHT = 64
+# Counters of a reply are gone through in parts of this many, between which other calls go on.
+SLICE = 2000
 # Seconds.
 USER_DEADLINE = 5.0
 BULK_DEADLINE = 10.0
@@ -67,7 +70,12 @@ class Api:
         request = xray_pb2.QueryStatsRequest(pattern="", reset=False)
         reply: xray_pb2.QueryStatsResponse
         reply = await self._call(STATS + "QueryStats", request, xray_pb2.QueryStatsResponse, BULK_DEADLINE)
-        return {stat.name: stat.value for stat in reply.stat}
+        # One at a time: a slice of them is so many objects for the garbage collector, 80 ms at 50,000 users.
+        stats, counters = iter(reply.stat), dict[str, int]()
+        while part := {stat.name: stat.value for stat in islice(stats, SLICE)}:
+            counters |= part
+            await asyncio.sleep(0)
+        return counters
 
     async def online_ips(self, email: str) -> dict[str, int]:
         """A user's addresses and when each was last seen; empty where the core has no such map (offline, unknown)."""

@@ -130,10 +130,15 @@ class Stage:
 
 
 @contextmanager
-def stage() -> Iterator[Stage]:
+def stage(**environment: str) -> Iterator[Stage]:
+    """A node with these settings besides the usual ones."""
     with tempfile.TemporaryDirectory() as work:
         directory = Path(work)
-        with NodeProcess(directory) as node, Rpc(node, timeout=_CALL_SECONDS) as rpc, EchoServer() as echo:
+        with (
+            NodeProcess(directory, **environment) as node,
+            Rpc(node, timeout=_CALL_SECONDS) as rpc,
+            EchoServer() as echo,
+        ):
             yield Stage(directory, node, rpc, echo)
 
 

@@ -1,0 +1,148 @@
+"""What it costs that Vision's bytes pass through the core, where they are counted, instead of the kernel's splice.
+
+`python -m scripts.bench.splice [MB]` prints processor seconds of the core per GB (10⁹ bytes) with XRAY_SPLICE off and
+on, alternating, for a download and an upload of so many MB (default 1,000): medians of five rounds. TLS 1.3 runs
+inside VLESS with Vision over REALITY, for only then does a core hand a connection to the kernel; whether it did is told
+by the share of the bytes that it has counted while the connection is open.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import statistics
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from scripts.bench.stage import machine, stage, timed
+from scripts.bench.stats import core_asking, used
+from tests.harness import certs, socks
+from tests.harness.acceptor import Acceptor
+from tests.harness.backend import backend, user
+from tests.harness.certs import Certificate
+from tests.harness.core import XrayClient
+from tests.harness.cover import CoverServer
+from tests.harness.inbounds import Kind
+from tests.harness.ports import free_port
+from tests.harness.protocols import VISION, vless
+from tests.harness.transports import reality
+from tests.harness.users import TestUser
+
+ROUNDS = 5
+MB = 1_000_000
+_BLOCK = bytes(256 * 1024)
+_COMMAND = 20
+_INNER = "inner.test"
+# Readings by the node would be work of the core's, too.
+_SELDOM = "600"
+
+
+class Way(NamedTuple):
+    """A core of a node, the counters of its users, and the proxy that leads through it to the TLS server."""
+
+    splice: str
+    core: int
+    counted: Counted
+    proxy: int
+
+
+class Counted:
+    """Bytes of all users by the core's own count."""
+
+    def __init__(self, ask: object) -> None:
+        assert callable(ask)
+        self._ask = ask
+
+    def __call__(self) -> int:
+        return sum(stat.value for stat in self._ask().stat)
+
+
+def main(size: int) -> None:
+    print(machine())
+    print(f"{size // MB} MB, {ROUNDS} rounds; processor seconds of the core per GB, seconds of the transfer")
+    with TemporaryDirectory() as work, ExitStack() as stack:
+        inner = certs.make(Path(work), [_INNER])
+        source = stack.enter_context(tls_server(inner))
+        cover = stack.enter_context(CoverServer(Path(work)))
+        ways = [stack.enter_context(way(splice, cover)) for splice in ("off", "on")]
+        context = ssl.create_default_context(cafile=inner.certificate)
+        for name, command in (("download", b"give"), ("upload", b"take")):
+            rows = [[transfer(at, source, context, command, size) for at in ways] for _ in range(ROUNDS)]
+            for at, column in zip(ways, zip(*rows, strict=True), strict=True):
+                cpu, wall, seen = (statistics.median(values) for values in zip(*column, strict=True))
+                figures = f"{cpu * 1000 * MB / size:6.2f} s/GB {wall:7.2f} s, {seen / size:4.0%} counted live"
+                print(f"  {name:9} splice {at.splice:4} {figures}", flush=True)
+    print(machine())
+
+
+@contextmanager
+def way(splice: str, cover: CoverServer) -> Iterator[Way]:
+    kind, person = Kind("vless-reality-vision", vless(VISION), reality(cover.port)), TestUser.new("live")
+    port, proxy = free_port(), free_port()
+    with stage(XRAY_SPLICE=splice, TRAFFIC_INTERVAL=_SELDOM) as on:
+        with cover.looked_at():
+            on.rpc.Start(backend([kind.inbound(port, "in")], [user(person, {"in": kind})]))
+        with XrayClient({proxy: kind.outbound(port, person)}), core_asking(on) as ask:
+            yield Way(splice, on.core, Counted(ask), proxy)
+
+
+def transfer(at: Way, source: int, context: ssl.SSLContext, command: bytes, size: int) -> tuple[float, ...]:
+    """Processor seconds of the core, seconds of the clock, and bytes that were counted before the connection ended."""
+    with (
+        socks.connect(at.proxy, "127.0.0.1", source, timeout=60) as link,
+        context.wrap_socket(link, server_hostname=_INNER) as inner,
+    ):
+        before, counted = used(at.core), at.counted()
+        wall = timed(lambda: move(inner, command, size))
+        return used(at.core) - before, wall, at.counted() - counted
+
+
+def move(link: ssl.SSLSocket, command: bytes, size: int) -> None:
+    link.sendall((b"%b %d" % (command, size)).ljust(_COMMAND))
+    if command == b"give":
+        receive(link, size)
+    else:
+        send(link, size)
+        assert link.recv(1), "the server has not taken it all"
+
+
+@contextmanager
+def tls_server(certificate: Certificate) -> Iterator[int]:
+    """The port of a TLS 1.3 server that gives or takes as many bytes as it is told."""
+    port, context = free_port(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate.certificate, certificate.key)
+
+    def serve(connection: socket.socket) -> None:
+        with context.wrap_socket(connection.dup(), server_side=True) as link:
+            while command := link.recv(_COMMAND):
+                word, size = command.split()
+                if word == b"give":
+                    send(link, int(size))
+                else:
+                    receive(link, int(size))
+                    link.sendall(b".")
+
+    with Acceptor("127.0.0.1", port, serve):
+        yield port
+
+
+def send(link: ssl.SSLSocket, size: int) -> None:
+    for start in range(0, size, len(_BLOCK)):
+        link.sendall(_BLOCK[: size - start])
+
+
+def receive(link: ssl.SSLSocket, size: int) -> None:
+    buffer = bytearray(len(_BLOCK))
+    while size:
+        got = link.recv_into(buffer, min(size, len(buffer)))
+        if not got:
+            raise ConnectionResetError(f"the connection ended {size} bytes early")
+        size -= got
+
+
+if __name__ == "__main__":
+    main(MB * int(sys.argv[1]) if len(sys.argv) > 1 else 1000 * MB)

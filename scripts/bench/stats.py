@@ -1,0 +1,252 @@
+"""What traffic accounting costs: replies to GetStats beside the core's own, readings, memory, the disk.
+
+`python -m scripts.bench.stats [USERS ...]` prints a table for each size: medians of a few rounds. Bytes are real: a
+tenth of the users has a connection through the core and moves some before each figure. The second part is a node of
+whose users everybody has moved bytes, none of which were delivered: its ledger is full.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import grpc
+
+from drivers.xray.api import STATS
+from protos import xray_pb2
+from protos.service_pb2 import StatRequest, StatResponse, UsersStat, UserStat
+from scripts.bench.load import PAYLOAD, Load, loading
+from scripts.bench.stage import Backing, Stage, backing, machine, stage
+from scripts.bench.ticker import ticking
+from tests.harness.rest import Rest
+
+SIZES = (10_000, 50_000)
+ROUNDS = 5
+_FEW = 3
+# Seconds between two readings, as the node has it by default; who asks gets one that is up to a tenth of it old.
+INTERVAL = 10
+# The same where everybody moves bytes before the first reading: longer than that takes.
+LONG = 600
+_MINUTE = 60
+# For what follows a reply, its rows' way to the disk above all.
+_MOMENT = 0.4
+_NO_LIMIT = [("grpc.max_receive_message_length", -1)]
+
+
+def main(sizes: Sequence[int]) -> None:
+    print(machine())
+    for size in sizes:
+        with loading() as load:
+            target = backing(size)
+            print(f"\n{size} users, a tenth of them active; {ROUNDS} rounds", flush=True)
+            with stage(TRAFFIC_INTERVAL=str(INTERVAL)) as on:
+                active(on, target, load)
+            target = backing(size)
+            print(f"\n{size} users, bytes of everybody are pending", flush=True)
+            with stage(TRAFFIC_INTERVAL=str(LONG)) as on:
+                full(on, target, load)
+    print(machine())
+
+
+def active(on: Stage, target: Backing, load: Load) -> None:
+    on.rpc.Start(target.request())
+    started = on.rss()
+    some = identities(target)[: len(target.crowd.users) // 10]
+    load.open(some, target.ports[0])
+    replies(on, load, len(some))
+    readings(on, load, len(some))
+    line("RSS", f"{on.rss():.0f} MiB, {started:.0f} after Start")
+    disk(on, "nobody active", lambda: None)
+    disk(on, "a tenth active", load.move)
+    load.visit(identities(target), target.ports[0])
+    readings(on, load, len(target.crowd.users))
+    load.close()
+
+
+def replies(on: Stage, load: Load, some: int) -> None:
+    """GetStats with reset: of a reading for this call, and of one that is there; beside it the core's own."""
+    with asking(on) as (rpc, rest), core_asking(on) as core:
+        alone: list[float] = []
+        for name, ask in (("gRPC", rpc), ("REST", rest)):
+            asked, there = [], []
+            for number in range(ROUNDS):
+                stale(load)
+                # In turns, for after a pause whoever is first finds everything cold.
+                if number % 2:
+                    alone.append(took(core).seconds)
+                asked.append(reply(ask, some))
+                alone.append(took(core).seconds)
+                there.append(at_hand(load, ask, some))
+            for kind, times in (("core asked", asked), ("from the ledger", there)):
+                share = statistics.median(times) / statistics.median(alone)
+                line(f"GetStats, {name}, {kind}", f"{ms(times)} ms, {share:.1f} x the core's own")
+        line(f"the core's own QueryStats, {2 * some} rows", f"{ms(alone)} ms")
+
+
+def stale(load: Load) -> None:
+    """Have bytes moved that no reading has, and the last one older than a tenth of the interval.
+
+    When nobody has asked for an interval the node reads once in an interval.
+    """
+    time.sleep(1.15 * INTERVAL)
+    begun = time.monotonic()
+    load.move()
+    assert time.monotonic() - begun < 0.7 * INTERVAL, "the bytes move too slowly for this bench"
+
+
+def at_hand(load: Load, ask: Callable[[StatRequest], StatResponse], some: int) -> float:
+    """While somebody asks, the node reads every tenth of the interval: the ledger is never older."""
+    load.move()
+    time.sleep(0.25 * INTERVAL)
+    return reply(ask, some)
+
+
+def reply(ask: Callable[[StatRequest], StatResponse], users: int) -> float:
+    """Seconds of a GetStats with reset that has to have the bytes of so many users, each as often as they moved."""
+    answer = took(lambda: ask(StatRequest(type=UsersStat, reset=True)))
+    assert isinstance(answer.value, StatResponse)
+    assert len(answer.value.stats) == 2 * users, f"{len(answer.value.stats)} rows"
+    assert all(not stat.value % len(PAYLOAD) for stat in answer.value.stats)
+    return answer.seconds
+
+
+def readings(on: Stage, load: Load, counted: int) -> None:
+    """What one reading costs the node, asked for by a GetStats of one user; how long it answers nobody meanwhile."""
+    with asking(on) as (rpc, _):
+        one = StatRequest(type=UserStat, name="live")
+        costs, quiet = [], []
+        for _ in range(_FEW):
+            stale(load)
+            costs.append(processor_of(on, lambda: rpc(one)))
+            quiet.append(processor_of(on, lambda: rpc(one)))
+        line(f"CPU of one reading, {2 * counted} counters", f"{ms(costs)} ms, of the reply alone {ms(quiet)}")
+        stalls(on, load, lambda: rpc(StatRequest(type=UsersStat, reset=True)))
+
+
+def stalls(on: Stage, load: Load, ask: Callable[[], object]) -> None:
+    """How long the node answers nobody. The core's own work, without the node, takes processors from it, too."""
+    found, idle, alone = list[float](), list[float](), list[float]()
+    with ticking(on.node) as ticker, core_asking(on) as core:
+        for _ in range(_FEW):
+            stale(load)
+            for work, times in ((None, idle), (core, alone), (ask, found)):
+                ticker.worst()
+                if work is not None:
+                    work()
+                time.sleep(_MOMENT)
+                times.append(ticker.worst())
+    others = f"while the core is asked by others {ms(alone)}, idle {ms(idle)}"
+    line("stall by reading, reply and writing", f"{ms(found)} ms, longest {ms([max(found)])}; {others}")
+
+
+def disk(on: Stage, name: str, each: Callable[[], object]) -> None:
+    """What the node writes in a minute: to files and sockets, and what of it goes to the disk."""
+    before, begun = written(on.node.pid), time.monotonic()
+    while time.monotonic() - begun < _MINUTE:
+        each()
+        time.sleep(1)
+    now = written(on.node.pid)
+    kib = [(after - earlier) / 1024 for after, earlier in zip(now, before, strict=True)]
+    line(f"written in a minute, {name}", f"{kib[0]:.0f} KiB to the disk, {kib[1]:.0f} by all write calls")
+
+
+def full(on: Stage, target: Backing, load: Load) -> None:
+    on.rpc.Start(target.request())
+    started, everybody = on.rss(), identities(target)
+    load.visit(everybody, target.ports[0])
+    time.sleep(_MOMENT)
+    with asking(on) as (rpc, rest), core_asking(on) as core, ticking(on.node) as ticker:
+        ticker.worst()
+        first = took(lambda: rpc(StatRequest(type=UserStat, name="live"))).seconds
+        time.sleep(_MOMENT)
+        line(f"one reading, {2 * len(everybody)} counters, all new", f"{ms([first])} ms, stall {ms([ticker.worst()])}")
+        line("RSS with a full ledger", f"{on.rss():.0f} MiB, {started:.0f} after Start")
+        alone = [took(core).seconds for _ in range(ROUNDS)]
+        for name, ask in (("gRPC", rpc), ("REST", rest)):
+            ticker.worst()
+            times = [took(partial(ask, StatRequest(type=UsersStat))).seconds for _ in range(ROUNDS)]
+            line(f"GetStats, {name}, from the ledger", f"{ms(times)} ms, stall {ms([ticker.worst()])}")
+        line(f"the core's own QueryStats, {2 * len(everybody)} rows", f"{ms(alone)} ms")
+        line("RSS after that", f"{on.rss():.0f} MiB")
+
+
+class Took(NamedTuple):
+    seconds: float
+    value: object
+
+
+def took(work: Callable[[], object]) -> Took:
+    begun = time.perf_counter()
+    value = work()
+    return Took(time.perf_counter() - begun, value)
+
+
+@contextmanager
+def asking(on: Stage) -> Iterator[tuple[Callable[[StatRequest], StatResponse], Callable[[StatRequest], StatResponse]]]:
+    """GetStats over gRPC and over REST, each on a connection that stays."""
+    rest = Rest(on.node)
+    connection = rest.connection()
+
+    def over_rest(request: StatRequest) -> StatResponse:
+        headers = {**rest.credentials, "Content-Type": "application/x-protobuf"}
+        connection.request("GET", "/stats", request.SerializeToString(), headers)
+        response = connection.getresponse()
+        body = response.read()
+        assert response.status == 200, body
+        return StatResponse.FromString(body)
+
+    try:
+        yield on.rpc.GetStats, over_rest
+    finally:
+        connection.close()
+
+
+@contextmanager
+def core_asking(on: Stage) -> Iterator[Callable[[], xray_pb2.QueryStatsResponse]]:
+    """QueryStats of the core's own API."""
+    with grpc.insecure_channel(f"unix:{on.api}", _NO_LIMIT) as channel:
+        call = channel.unary_unary(STATS + "QueryStats", None, xray_pb2.QueryStatsResponse.FromString)
+        request = xray_pb2.QueryStatsRequest(pattern="user>>>").SerializeToString()
+        yield lambda: call(request)
+
+
+def identities(target: Backing) -> list[str]:
+    return [user.proxies.vless.id for user in target.crowd.users]
+
+
+def processor_of(on: Stage, work: Callable[[], object]) -> float:
+    """Seconds of processor time of the node for this, and for what it does in the moment after."""
+    before = used(on.node.pid)
+    work()
+    time.sleep(_MOMENT)
+    return used(on.node.pid) - before
+
+
+def used(pid: int) -> float:
+    """Seconds of processor time of all threads of a process, to the microsecond. See proc(5), schedstat."""
+    files = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(file.read_text().split()[0]) for file in files) / 1e9
+
+
+def written(pid: int) -> tuple[int, int]:
+    """Bytes that a process has caused to be sent to the storage layer, and given to write calls. See proc(5), io."""
+    rows = dict(row.split(": ") for row in Path(f"/proc/{pid}/io").read_text().splitlines())
+    return int(rows["write_bytes"]), int(rows["wchar"])
+
+
+def ms(seconds: Sequence[float]) -> str:
+    return f"{1000 * statistics.median(seconds):.1f}"
+
+
+def line(name: str, text: str) -> None:
+    print(f"  {name:52} {text}", flush=True)
+
+
+if __name__ == "__main__":
+    main([int(word) for word in sys.argv[1:]] or SIZES)
