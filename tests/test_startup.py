@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -411,11 +412,16 @@ def test_interrupt(place: Place) -> None:
         assert "Traceback" not in node.output
 
 
-def test_modes_in_the_state(tmp_path: Path) -> None:
+def open_before(directory: Path) -> Path:
+    (directory / "state").mkdir()
+    (directory / "state").chmod(0o755)
+    return directory
+
+
+def test_modes_in_the_state() -> None:
     """STATE_DIR and what is below it is for the node alone, even where the directory was open before."""
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state").chmod(0o755)
-    with NodeProcess(tmp_path) as node:
+    # With a name that is short enough for sockets to be in it.
+    with tempfile.TemporaryDirectory() as directory, NodeProcess(open_before(Path(directory))) as node:
         controller = RestController(node)
         controller.start(backend([VLESS.inbound(free_port(), "in")]))
         below = [node.state, *node.state.rglob("*")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import socket
 import threading
@@ -13,10 +14,16 @@ _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def _candidates() -> itertools.cycle[int]:
-    """All usable ports for ever, from a random one on, so that test runs side by side rarely meet."""
+    """All usable ports for ever, from a random one on, so that test runs side by side rarely meet.
+
+    Processes of one run share them out, each one taking every so-manieth.
+    """
     beyond = int(_RANGE.read_text().split()[0])
     start = random.randrange(_LOWEST, beyond)
-    return itertools.cycle([*range(start, beyond), *range(_LOWEST, start)])
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    ports = [port for port in (*range(start, beyond), *range(_LOWEST, start)) if port % workers == worker % workers]
+    return itertools.cycle(ports)
 
 
 _ports = _candidates()
