@@ -25,7 +25,9 @@ def planned(*inbounds: dict[str, Any], exclude: frozenset[str] = frozenset(), co
 
 
 def rendered(made: Plan, target: Mapping[str, dict[str, bytes]] | None = None, ports: tuple[int, ...] = (1, 2)) -> Any:
-    return json.loads(render(made, Endpoint.new(ports), target or {tag: {} for tag in made.tags}))
+    live = bool(made.live)
+    api = Endpoint.new(lambda count: (*ports, 3)[:count], len(ports) > 1, live)
+    return json.loads(render(made, api, target or {tag: {} for tag in made.tags}))
 
 
 def person(email: str = "a@x", **more: str) -> User:
