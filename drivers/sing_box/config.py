@@ -180,7 +180,8 @@ def roll(plan: Plan, api: Endpoint, target: Mapping[str, Accounts]) -> bytes:
     endpoints: dict[str, Json] = {}
     for number, tag in enumerate(plan.live):
         users = dict(map(login_of, target[tag].values()))
-        endpoints[api.path(number)] = {"users": users} | dict.fromkeys(_COUNTED, dict.fromkeys(users, 0))
+        silent = dict.fromkeys(users, 0)
+        endpoints[api.path(number)] = {"users": users, **dict.fromkeys(_COUNTED, silent)}
     return json.dumps({"endpoints": endpoints}).encode()
 
 
@@ -204,12 +205,13 @@ def _log(theirs: Mapping[str, Any]) -> Json:
 
 
 def _services(plan: Plan, api: Endpoint, roll: str) -> Iterator[Json]:
-    common = {"tag": secrets.token_hex(8), "listen": "127.0.0.1"}
-    yield {**common, "type": "api", "listen_port": api.port, "secret": api.secret}
+    def service(kind: str, port: int, **more: object) -> Json:
+        return {"type": kind, "tag": secrets.token_hex(8), "listen": "127.0.0.1", "listen_port": port, **more}
+
+    yield service("api", api.port, secret=api.secret)
     if api.users_port is not None:
         servers = {api.path(number): tag for number, tag in enumerate(plan.live)}
-        common = {**common, "tag": secrets.token_hex(8), "listen_port": api.users_port}
-        yield {**common, "type": "ssm-api", "servers": servers, **({"cache_path": roll} if roll else {})}
+        yield service("ssm-api", api.users_port, servers=servers, **({"cache_path": roll} if roll else {}))
 
 
 def _route(theirs: Mapping[str, Any], api: Endpoint) -> Json:

@@ -128,11 +128,11 @@ class SingBoxGeneration:
         if self.accounts[tag] != before:
             return 0  # users changed meanwhile: the next look tells
         lost = [key for key, packed in before.items() if packed not in real]
-        strangers = real.difference(before.values())
+        strangers = {key_of(name_of(packed)): packed for packed in real.difference(before.values())}
         for key in lost:
             del self.accounts[tag][key]
-        self.accounts[tag].update((key_of(name_of(packed)), packed) for packed in strangers)
-        return len(lost) + len(strangers)
+        self.accounts[tag].update(strangers)
+        return len(strangers.keys() | lost)
 
     def kill(self) -> None:
         self._process.signal(signal.SIGKILL)

@@ -15,7 +15,9 @@ from typing import Any
 from urllib.parse import quote
 
 from twisted.internet import defer, error
+from twisted.internet.protocol import Protocol, connectionDone
 from twisted.internet.threads import deferToThreadPool
+from twisted.python.failure import Failure
 from twisted.web.client import (
     Agent,
     FileBodyProducer,
@@ -117,9 +119,30 @@ class LiveUsers:
         asked = self._agent.request(method, url.encode(), bodyProducer=producer)
         try:
             response = await asked.addTimeout(DEADLINE, self._reactor)
-            return response.code, await readBody(response).addTimeout(DEADLINE, self._reactor)
+            body = _Body()
+            response.deliverBody(body)
+            return response.code, await body.whole.addTimeout(DEADLINE, self._reactor)
         except _FAULTS as fault:
             raise LiveFailed(f"the core did not answer: {fault}") from fault
+
+
+class _Body(Protocol):
+    """Collects a reply. Twisted's own `readBody` warns of each one that was there at once."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self.whole: defer.Deferred[bytes] = defer.Deferred()
+
+    def dataReceived(self, data: bytes) -> None:  # noqa: N802
+        self._parts.append(data)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:  # noqa: N802
+        if self.whole.called:
+            return  # nobody waits any more
+        if reason.check(ResponseDone):
+            self.whole.callback(b"".join(self._parts))
+        else:
+            self.whole.errback(reason)
 
 
 def carried(stats: bytes) -> dict[str, tuple[int, int]]:
