@@ -23,8 +23,8 @@ from twisted.web.client import (
     FileBodyProducer,
     HTTPConnectionPool,
     RequestTransmissionFailed,
+    ResponseDone,
     ResponseFailed,
-    readBody,
 )
 
 from drivers.sing_box.accounts import login_of
@@ -119,9 +119,9 @@ class LiveUsers:
         asked = self._agent.request(method, url.encode(), bodyProducer=producer)
         try:
             response = await asked.addTimeout(DEADLINE, self._reactor)
-            body = _Body()
-            response.deliverBody(body)
-            return response.code, await body.whole.addTimeout(DEADLINE, self._reactor)
+            reply = _Body()
+            response.deliverBody(reply)
+            return response.code, await reply.whole.addTimeout(DEADLINE, self._reactor)
         except _FAULTS as fault:
             raise LiveFailed(f"the core did not answer: {fault}") from fault
 
@@ -133,10 +133,10 @@ class _Body(Protocol):
         self._parts: list[bytes] = []
         self.whole: defer.Deferred[bytes] = defer.Deferred()
 
-    def dataReceived(self, data: bytes) -> None:  # noqa: N802
+    def dataReceived(self, data: bytes) -> None:
         self._parts.append(data)
 
-    def connectionLost(self, reason: Failure = connectionDone) -> None:  # noqa: N802
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
         if self.whole.called:
             return  # nobody waits any more
         if reason.check(ResponseDone):
@@ -147,6 +147,5 @@ class _Body(Protocol):
 
 def carried(stats: bytes) -> dict[str, tuple[int, int]]:
     """Bytes up and down by label, of those who carried any. Pure."""
-    return {
-        json.loads(user): (int(up), int(down)) for user, down, up in _ROW.findall(stats) if up != b"0" or down != b"0"
-    }
+    rows = (match.groups() for match in _ROW.finditer(stats))
+    return {json.loads(user): (int(up), int(down)) for user, down, up in rows if up != b"0" or down != b"0"}
