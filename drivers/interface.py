@@ -79,6 +79,9 @@ class Generation(Protocol):
     def when_exited(self) -> Deferred[Exit]:
         """Fires when the process is gone; a Deferred of its own for each caller."""
 
+    def free(self, changes: Sequence[Change]) -> list[Change]:
+        """Those of these changes that cost nobody anything: the others are collected for the driver's `window`."""
+
     @property
     def warnings(self) -> Sequence[str]:
         """What an operator should know about this run now: files that changed since it began, for instance."""
@@ -142,7 +145,7 @@ class Driver(Protocol):
 
     @property
     def window(self) -> float:
-        """Seconds for which additions are collected before they are applied; 0 where applying costs nobody anything."""
+        """Seconds for which changes that are not free are collected before they are applied; 0 where all are free."""
 
     def fingerprint(self, config_text: str) -> str:
         """Equal for configurations that mean the same: order of keys, white space and comments do not count. Pure."""

@@ -67,7 +67,7 @@ class Members:
         self._recorder = Recorder(record)
         self._control = Control()
         self._memory = Memory(reactor)
-        self._reconciler = Reconciler(self._wanted, self._confirmed, self._apply, self._window, self._sleep)
+        self._reconciler = Reconciler(self._wanted, self._confirmed, self._apply, self._window, self._sleep, self._free)
         # What the core is being asked for now; nobody knows yet whether it is in force.
         self._asked: Pairs = set()
         self._held: Held | None = None
@@ -212,6 +212,9 @@ class Members:
 
     def _window(self) -> float:
         return self.accepted.driver.window if self.accepted else 0.0
+
+    def _free(self, changes: list[Change]) -> list[Change]:
+        return self.generations[0].free(changes) if self.generations else changes
 
     async def _sleep(self, seconds: float) -> None:
         await deferLater(self._reactor, seconds)

@@ -26,9 +26,11 @@ class Reconciler:
         apply: Callable[[list[Change]], Awaitable[list[Refusal]]],
         window: Callable[[], float] = lambda: 0.0,
         sleep: Callable[[float], Awaitable[None]] | None = None,
+        free: Callable[[list[Change]], list[Change]] = list,
     ) -> None:
-        # Seconds that a batch with additions waits for more of them.
+        # Seconds that a batch with changes which are not free waits for more of them.
         self._window = window
+        self._free = free
         self._sleep = sleep
         self._target = target
         self._confirmed = confirmed
@@ -67,14 +69,15 @@ class Reconciler:
             done.callback([refusal for key in sorted({key for _, key in touched}) for refusal in refused.get(key, ())])
 
     async def _collect(self) -> None:
-        """Where a batch is dear it takes along what comes soon. Who is removed does not stay for that."""
+        """Where a batch is dear it takes along what comes soon. What is free does not wait for that."""
         window = self._window()
         if not window or self._sleep is None:
             return
-        leaving = [change for change in self._changes(self._dirty) if change.packed is None]
-        if leaving:
-            await self._apply(leaving)
-        if self._changes(self._dirty):
+        changes = self._changes(self._dirty)
+        free = self._free(changes)
+        if len(free) < len(changes):
+            if free:
+                await self._apply(free)
             await self._sleep(window)
 
     def _changes(self, dirty: Iterable[tuple[str, str]]) -> list[Change]:

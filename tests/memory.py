@@ -111,6 +111,9 @@ class MemoryGeneration:
     async def online_count(self, key: str) -> int:
         return 0
 
+    def free(self, changes: Sequence[Change]) -> list[Change]:
+        return list(changes)
+
     async def backend_stats(self) -> BackendStatsResponse:
         return BackendStatsResponse()
 

@@ -166,8 +166,11 @@ class WindowTests(SynchronousTestCase):
         async def sleep(seconds: float) -> None:
             await deferLater(self.clock, seconds)
 
+        def free(changes: list[Change]) -> list[Change]:
+            return [change for change in changes if change.packed in (None, b"free")]
+
         self.reconciler = Reconciler(
-            lambda: self.core.target, lambda: self.core.accounts, self.core.apply, lambda: 0.3, sleep
+            lambda: self.core.target, lambda: self.core.accounts, self.core.apply, lambda: 0.3, sleep, free
         )
 
     def wish(self, key: str, packed: bytes | None) -> Deferred[list[Refusal]]:
@@ -193,3 +196,25 @@ class WindowTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(done), [])
         self.assertEqual(self.core.batches, [[Change("a", "ann", None)]])
         self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_what_is_free_waits_for_nothing(self) -> None:
+        """Alone it is one batch at once; beside others it goes before the window, and they at its end."""
+        done = self.wish("ann", b"free")
+        self.core.finish()
+        self.assertEqual(self.successResultOf(done), [])
+        both = self.reconciler.settle(self.core.wish("a", "bob", b"free") | self.core.wish("a", "cy", b"dear"))
+        self.core.finish()
+        self.assertNoResult(both)
+        self.clock.advance(0.3)
+        self.core.finish()
+        self.assertEqual(self.successResultOf(both), [])
+        self.assertEqual([[change.key for change in batch] for batch in self.core.batches], [["ann"], ["bob"], ["cy"]])
+
+    def test_who_is_refused_is_told_to_him(self) -> None:
+        """Of what went before the window, too."""
+        self.core.refuse = {"bob"}
+        both = self.reconciler.settle(self.core.wish("a", "bob", b"free") | self.core.wish("a", "cy", b"dear"))
+        self.core.finish()
+        self.clock.advance(0.3)
+        self.core.finish()
+        self.assertEqual(self.successResultOf(both), [Refusal("BOB", "not him")])

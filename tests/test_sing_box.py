@@ -6,10 +6,9 @@ import base64
 import socket
 import ssl
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
@@ -20,11 +19,11 @@ from protos import service_pb2
 from protos.service_pb2 import Inbound, Inbounds, Outbound, UsersStat, UserStat
 from tests.conftest import talking
 from tests.harness import certs, socks, transfer
-from tests.harness.controller import ControllerError, RpcController
+from tests.harness.box import Box, box_of, client, gets_in, stays_in
+from tests.harness.controller import ControllerError
 from tests.harness.core import Json
 from tests.harness.cover import CoverServer
 from tests.harness.echo import EchoServer
-from tests.harness.node import NodeProcess
 from tests.harness.ports import free_port
 from tests.harness.sing_box import (
     BUILDS,
@@ -34,7 +33,7 @@ from tests.harness.sing_box import (
     Door,
     SingBoxClient,
     backend,
-    find_sing_box,
+    shadowsocks_2022,
     tls,
     ways,
 )
@@ -45,48 +44,15 @@ from tests.harness.wait import accepts, until
 UP, DOWN = 300_000, 700_000
 
 
-@dataclass
-class Box:
-    """A node of one build, and a controller of it."""
-
-    build: str
-    node: NodeProcess
-    controller: RpcController
-
-    def counted(self, kind: service_pb2.StatType, name: str) -> dict[str, int]:
-        return {stat.type: stat.value for stat in self.controller.stats(kind, name).stats}
-
-    def settles(self, kind: service_pb2.StatType, name: str, expected: Mapping[str, int]) -> dict[str, int]:
-        """What is counted once it is as expected, or after two seconds."""
-        with suppress(AssertionError):
-            until(lambda: self.counted(kind, name) == expected, 2)
-        return self.counted(kind, name)
-
-
 @pytest.fixture(scope="module", params=list(BUILDS))
 def box(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
-    executable = find_sing_box(request.param)
-    directory = tmp_path_factory.mktemp("node")
-    with NodeProcess(directory, SING_BOX_EXECUTABLE_PATH=str(executable)) as node:
-        node.core = executable.resolve()
-        with closing(RpcController(node)) as controller:
-            yield Box(request.param, node, controller)
+    with box_of(request.param, tmp_path_factory.mktemp("node")) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> certs.Certificate:
     return certs.make(tmp_path_factory.mktemp("inbounds"), [SERVER_NAME])
-
-
-@contextmanager
-def client(*routes: tuple[Door, TestUser]) -> Iterator[list[int]]:
-    """The SOCKS ports of a client for each of these users by these ways."""
-    ports = {free_port(): door.outbounds(person) for door, person in routes}
-    with SingBoxClient(ports) as core:
-        try:
-            yield list(ports)
-        except OSError as fault:
-            raise AssertionError(f"{fault}; the client said:\n{core.output}") from fault
 
 
 def test_every_type(box: Box, certificate: certs.Certificate, cover: CoverServer, echo: EchoServer) -> None:
@@ -126,28 +92,6 @@ def _use_and_compare(box: Box, door: Door, person: TestUser, port: int, echo: Ec
 
 
 # Users who come and go
-
-
-def gets_in(port: int, echo: EchoServer) -> bool:
-    """Whether the way is open, and stays so."""
-    try:
-        with transfer.connect(port, echo, timeout=1) as link:
-            transfer.echo(link, b"still there")
-            return True
-    except OSError:
-        return False
-
-
-def stays_in(port: int, echo: EchoServer) -> bool:
-    """Whether a new connection is still there after half a second: the core says who came when he is in already."""
-    try:
-        with transfer.connect(port, echo, timeout=1) as link:
-            link.settimeout(0.5)
-            return bool(link.recv(1))
-    except TimeoutError:
-        return True
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize("name", ["vless", "shadowsocks-2022", "hysteria2", "tuic", "mixed"])
@@ -265,12 +209,12 @@ def test_nobody_gets_in_without_users(
 
 def test_the_apis_are_out_of_reach(box: Box, echo: EchoServer) -> None:
     """A user gets at no port of the core's own, by whatever name of this machine; at others he does."""
-    door, person = Door(VLESS), TestUser.new("nosy")
-    box.controller.start(backend(door.inbounds, [door.user(person)]))
+    door, person, other = Door(VLESS), TestUser.new("nosy"), Door(shadowsocks_2022())
+    box.controller.start(backend(door.inbounds + other.inbounds, [door.user(person)]))
     (core,) = map(psutil.Process, box.node.core_pids())
     listening = {each.laddr.port for each in core.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
-    own = listening - {door.port}
-    assert len(own) == (2 if box.build == "built" else 1)
+    own = listening - {door.port, other.port}
+    assert len(own) == (3 if box.build == "built" else 2)
     beyond = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[1])
     assert beyond > 65000 or min(own) > beyond
     with client((door, person)) as (port,):

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivers.sing_box.accounts import BUILDERS, Inbound, name_of, nobody
-from drivers.sing_box.config import Endpoint, Plan, plan, render
+from drivers.sing_box.accounts import BUILDERS, Inbound, name_of, nobody, unlabelled
+from drivers.sing_box.config import Endpoint, Plan, plan, render, roll
 from node.errors import InvalidConfig
 from node.users import Unusable
 from protos.service_pb2 import User
@@ -25,7 +25,9 @@ def planned(*inbounds: dict[str, Any], exclude: frozenset[str] = frozenset(), co
 
 
 def rendered(made: Plan, target: Mapping[str, dict[str, bytes]] | None = None, ports: tuple[int, ...] = (1, 2)) -> Any:
-    return json.loads(render(made, Endpoint.new(ports), target or {tag: {} for tag in made.tags}))
+    live = bool(made.live)
+    api = Endpoint.new(lambda count: (*ports, 3)[:count], len(ports) > 1, live)
+    return json.loads(render(made, api, target or {tag: {} for tag in made.tags}))
 
 
 def person(email: str = "a@x", **more: str) -> User:
@@ -172,3 +174,28 @@ def test_any_name_is_found_again(name: str) -> None:
     for kind in ("trojan", "vmess"):
         account = BUILDERS[kind](Inbound("t", kind), person(name))
         assert account and name_of(account.packed) == name
+
+
+def test_live_users_are_in_a_file_of_their_own() -> None:
+    """Not in the configuration; by names in which no slash is, and with counters."""
+    made = planned(
+        {"type": "shadowsocks", "tag": "s", "method": "aes-256-gcm", "users": [{"name": "own"}]},
+        {"type": "vless", "tag": "v"},
+        {"type": "shadowsocks", "tag": "none", "method": "none", "managed": True},
+    )
+    assert made.live == ["s"]
+    account = made.account("s", person("a/b"))
+    assert account
+    target = {"s": {"a/b": account.packed}, "v": {}}
+    api = Endpoint.new(lambda count: range(1, count + 1), True, True)
+    whole = json.loads(render(made, api, target, "/file"))
+    assert whole["inbounds"][0]["managed"] is True and "users" not in whole["inbounds"][0]
+    service = whole["services"][-1]
+    assert (service["servers"], service["cache_path"]) == ({api.path(0): "s"}, "/file")
+    assert whole["route"]["rules"][0]["port"] == [1, 2, 3]
+    file = json.loads(roll(made, api, target))["endpoints"][api.path(0)]
+    (name,) = file["users"]
+    assert "/" not in name and unlabelled(name) == "a/b"
+    assert file["users"][name] == "secret" and file["user_tcp_sessions"] == {name: 0}
+    assert whole["experimental"]["v2ray_api"]["stats"]["users"] == [name]
+    assert "cache_path" not in json.loads(render(made, api, target))["services"][-1]

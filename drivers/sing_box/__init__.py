@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
@@ -15,7 +16,7 @@ from drivers.interface import End, Host
 from drivers.ports import free_ports
 from drivers.process import CoreProcess
 from drivers.sing_box import config
-from drivers.sing_box.accounts import name_of
+from drivers.sing_box.accounts import name_of, unlabelled
 from drivers.sing_box.api import Api
 from drivers.sing_box.executable import ENVIRONMENT, Executable, Installation
 from drivers.sing_box.generation import SingBoxGeneration
@@ -29,6 +30,8 @@ PORT_RETRY = 0.05
 WINDOW = 0.3
 # Above this many users a configuration is built in the reactor's pool.
 BUILD_INLINE = 5000
+# Where the core finds the file of live users: a descriptor, so that their keys are in no directory.
+_ROLL = 3
 _STDIN = ("-c", "stdin", "--disable-color")
 _FATAL = re.compile(r"FATAL\[\d+\] (.*)")
 # What only the start itself can find out about a machine, not about a configuration.
@@ -59,15 +62,19 @@ class SingBox:
 
     async def check(self, plan: config.Plan) -> None:
         core = await self._installation.current()
-        await self._run(core, "check", stdin=await self._render(plan, _endpoint(core), {tag: {} for tag in plan.tags}))
+        await self._run(
+            core, "check", stdin=await self._render(plan, _endpoint(core, plan), {tag: {} for tag in plan.tags})
+        )
 
     async def launch(self, plan: config.Plan, target: Mapping[str, Accounts], seconds: float) -> SingBoxGeneration:
         # As it is now: users change while the core comes up.
         target = {tag: dict(accounts) for tag, accounts in target.items()}
         executable = await self._installation.current()
-        endpoint = _endpoint(executable)
-        core = self._spawn(executable, await self._render(plan, endpoint, target), endpoint)
-        api = Api(endpoint)
+        endpoint = _endpoint(executable, plan)
+        text = await self._render(plan, endpoint, target, f"/proc/self/fd/{_ROLL}")
+        roll = await self._pooled(target, config.roll, plan, endpoint, target)
+        core = self._spawn(executable, text, roll, endpoint)
+        api = Api(endpoint, plan.live)
         aio = self._host.aio
         try:
             await starting.ready(
@@ -77,17 +84,19 @@ class SingBox:
         except BaseException:
             await aio.run(api.close())
             raise
-        return SingBoxGeneration(self._host, plan, core, api, target)
+        return SingBoxGeneration(self._host, plan, core, api, endpoint, target)
 
     async def apply(
         self, generation: SingBoxGeneration, changes: Sequence[Change], end: End
     ) -> tuple[SingBoxGeneration, list[Refusal]]:
-        """Removals are in force at once; additions take a new run of the core, which costs everybody's connections."""
-        await generation.admit(changes)
-        coming = [change for change in changes if not generation.admits(change)]
+        """What is free is in force at once; the rest takes a new core, which ends all connections."""
+        free = generation.free(changes)
+        refused = await generation.admit(free)
+        coming = [change for change in changes if change not in set(free)] if len(free) < len(changes) else []
         if not coming:
-            return generation, []
-        return await self.bring_in(generation, coming, end)
+            return generation, refused
+        newest, not_brought = await self.bring_in(generation, coming, end)
+        return newest, refused + not_brought
 
     async def bring_in(
         self, generation: SingBoxGeneration, coming: Sequence[Change], end: End
@@ -99,7 +108,7 @@ class SingBox:
         before = generation.accounts
         target = apply(coming, before)
         executable = await self._installation.current()
-        text = await self._render(generation.plan, _endpoint(executable), target)
+        text = await self._render(generation.plan, _endpoint(executable, generation.plan), target)
         try:
             await self._run(executable, "check", stdin=text)
         except InvalidConfig as fault:
@@ -138,15 +147,20 @@ class SingBox:
             raise starting.refused(_cause(done.lines))
         return done
 
-    async def _render(self, plan: config.Plan, api: config.Endpoint, target: Mapping[str, Accounts]) -> bytes:
-        if sum(map(len, target.values())) <= BUILD_INLINE:
-            return config.render(plan, api, target)
-        pool = self._host.reactor.getThreadPool()
-        return await deferToThreadPool(self._host.reactor, pool, config.render, plan, api, target)
+    async def _render(
+        self, plan: config.Plan, api: config.Endpoint, target: Mapping[str, Accounts], roll: str = ""
+    ) -> bytes:
+        return await self._pooled(target, config.render, plan, api, target, roll)
 
-    def _spawn(self, executable: Executable, text: bytes, endpoint: config.Endpoint) -> CoreProcess:
+    async def _pooled(self, target: Mapping[str, Accounts], build: Callable[..., bytes], *arguments: Any) -> bytes:
+        """Build something for these users, in the reactor's pool where they are many."""
+        if sum(map(len, target.values())) <= BUILD_INLINE:
+            return build(*arguments)
+        return await deferToThreadPool(self._host.reactor, self._host.reactor.getThreadPool(), build, *arguments)
+
+    def _spawn(self, executable: Executable, text: bytes, roll: bytes, endpoint: config.Endpoint) -> CoreProcess:
         core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint))
-        source = process.memory_file(text)
+        source, users = process.memory_file(text), process.memory_file(roll)
         try:
             process.spawn(
                 core,
@@ -154,26 +168,27 @@ class SingBox:
                 process.leashed([str(executable.path), "run", *_STDIN, "-D", str(self._host.directory)]),
                 environment=ENVIRONMENT,
                 owner=self._host.directory,
-                files={0: source},
+                files={0: source, _ROLL: users},
             )
         finally:
             os.close(source)
+            os.close(users)
         return core
 
 
-def _endpoint(core: Executable) -> config.Endpoint:
+def _endpoint(core: Executable, plan: config.Plan) -> config.Endpoint:
     try:
-        return config.Endpoint.new(free_ports(2 if core.counts else 1))
+        return config.Endpoint.new(free_ports, core.counts, bool(plan.live))
     except OSError as fault:
         raise CoreFailed(f"the core cannot have a port for its API: {fault}") from fault
 
 
 def _sifter(endpoint: config.Endpoint) -> Callable[[list[str]], list[str]]:
-    """Where the APIs are is in no log."""
+    """Where the APIs are is in no log. Users have their own names there."""
     telling = tuple(f"started at 127.0.0.1:{port}" for port in endpoint.ports)
 
     def sift(lines: list[str]) -> list[str]:
-        return [line for line in lines if not line.endswith(telling)]
+        return [unlabelled(line) for line in lines if not line.endswith(telling) and endpoint.secret not in line]
 
     return sift
 

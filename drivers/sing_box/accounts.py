@@ -37,6 +37,10 @@ METHODS = {
 # SOCKS5 has one byte for the length of a name, and of a password (RFC 1929).
 MAX_WORD = 255
 
+# In the place of a slash in names of live users: with one there nobody could be changed. It is not printable, so no
+# e-mail has it.
+_SLASH = "\ue000"
+
 _NAME = re.compile(rb'\{"(?:user)?name": ("(?:[^"\\]|\\.)*")')
 
 
@@ -171,6 +175,27 @@ def quoted_name(packed: bytes) -> bytes:
     match = _NAME.match(packed)
     assert match is not None
     return match[1]
+
+
+def label(name: str) -> str:
+    """The name of a live user as the core has it: in its paths, log lines, counters and connections."""
+    return name.replace("/", _SLASH)
+
+
+def unlabelled(text: str) -> str:
+    """What the core says of users, with their own names."""
+    return text.replace(_SLASH, "/")
+
+
+def login_of(packed: bytes) -> tuple[str, str]:
+    """The label and the password of a live user."""
+    entry = json.loads(packed)
+    return label(entry["name"]), entry["password"]
+
+
+def stranger(user: str, password: str) -> bytes:
+    """The entry of a live user whom the core has and the node does not know."""
+    return _account(b"", name=unlabelled(user), password=password).packed
 
 
 def _account(credential: bytes, **entry: str | int) -> Account:

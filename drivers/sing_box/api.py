@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from contextlib import aclosing, suppress
 
 from drivers.api import ApiFailed, Channel
+from drivers.sing_box.accounts import unlabelled
 from drivers.sing_box.config import Endpoint
 from drivers.sing_box.tally import Stream, Tally
 from node.users import key_of
@@ -38,11 +39,11 @@ class Api:
     `barred` are the (tag, key) pairs whose connections are closed as they come; all of them while `closing`.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, live: Iterable[str]) -> None:
         self.ports = [range(port, port + 1) for port in endpoint.ports]
         self._daemon = Channel(f"127.0.0.1:{endpoint.port}", [("authorization", f"Bearer {endpoint.secret}")])
         self._stats = None if endpoint.stats_port is None else Channel(f"127.0.0.1:{endpoint.stats_port}")
-        self._tally = None if self._stats else Tally()
+        self._tally = None if self._stats else Tally(live)
         self._tasks: list[asyncio.Task[None]] = []
         self._barred: set[Pair] = set()
         self._closing = False
@@ -71,7 +72,10 @@ class Api:
             self._watch()
 
     async def counters(self) -> dict[str, int]:
-        """All counters, by the core's names for them. Raises `ApiFailed`."""
+        """All counters, by the core's names for them. Raises `ApiFailed`.
+
+        Users are those whom v2ray_api was told of; without it, all but what they carried by live inbounds.
+        """
         if self._stats is None:
             await self.connections()
             return dict(self._tally.counters) if self._tally else {}
@@ -88,7 +92,7 @@ class Api:
                 self._listed = now, await self.connections()
         addresses: dict[str, int] = {}
         for connection in self._listed[1]:
-            if key_of(connection.user) == key:
+            if _key(connection) == key:
                 address = connection.source.rpartition(":")[0].strip("[]")
                 addresses[address] = max(addresses.get(address, 0), connection.created_at // 1000)
         return addresses
@@ -183,7 +187,7 @@ class Api:
         await self._close([connection.id for connection in await self.connections() if self._is_barred(connection)])
 
     def _is_barred(self, connection: Connection) -> bool:
-        return self._closing or (connection.inbound, key_of(connection.user)) in self._barred
+        return self._closing or (connection.inbound, _key(connection)) in self._barred
 
     async def _close(self, ids: Iterable[str]) -> None:
         """Close these connections; one that is gone by itself is fine."""
@@ -196,3 +200,7 @@ class Api:
                     await self._daemon.call(DAEMON + "CloseConnection", request, Nothing, DEADLINE)
 
         await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
+
+
+def _key(connection: Connection) -> str:
+    return key_of(unlabelled(connection.user))

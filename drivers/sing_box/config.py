@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from drivers.json_text import parse
-from drivers.sing_box.accounts import BUILDERS, Inbound, inbound_of, nobody, quoted_name
+from drivers.sing_box.accounts import BUILDERS, Inbound, inbound_of, label, login_of, name_of, nobody, quoted_name
 from node.errors import InvalidConfig
 from node.ledger import DIRECTIONS
 from node.users import Account, Accounts
@@ -29,6 +29,13 @@ UNCERTAIN = (
 
 # Services that are, or open, an API of the core.
 _APIS = ("api", "ssm-api")
+# The type whose users can be changed while the core runs, by ssm-api.
+LIVE = "shadowsocks"
+# What ssm-api has a counter for, for each user.
+_COUNTED = [
+    f"user_{what}"
+    for what in ("uplink", "downlink", "uplink_packets", "downlink_packets", "tcp_sessions", "udp_sessions")
+]
 # Types that listen on UDP alone.
 _QUIC = ("hysteria", "hysteria2", "tuic")
 # Keys that name a file to be written or a program to be run, anywhere, …
@@ -39,19 +46,31 @@ _DIRECTORIES = ("data_directory", "state_directory")
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where the APIs of one run are: ports of 127.0.0.1, the second for v2ray_api where the build has it."""
+    """Where the APIs of one run are: ports of 127.0.0.1.
+
+    The one of v2ray_api is there where the build has it, the one of ssm-api where inbounds have live users. `secret` is
+    the api service's, and the first part of ssm-api's paths.
+    """
 
     port: int
     secret: str
-    stats_port: int | None
+    stats_port: int | None = None
+    users_port: int | None = None
 
     @classmethod
-    def new(cls, ports: Sequence[int]) -> Endpoint:
-        return cls(ports[0], secrets.token_urlsafe(32), ports[1] if len(ports) > 1 else None)
+    def new(cls, free_ports: Callable[[int], Sequence[int]], counts: bool, live: bool) -> Endpoint:
+        """Raises `OSError` where there are no ports."""
+        port, *more = free_ports(1 + counts + live)
+        stats = more.pop(0) if counts else None
+        return cls(port, secrets.token_urlsafe(32), stats, more[0] if live else None)
 
     @property
     def ports(self) -> list[int]:
-        return [port for port in (self.port, self.stats_port) if port is not None]
+        return [port for port in (self.port, self.stats_port, self.users_port) if port is not None]
+
+    def path(self, number: int) -> str:
+        """Where the users of an inbound are, by its number among those whose users are live."""
+        return f"/{self.secret}/{number}"
 
 
 @dataclass(frozen=True)
@@ -65,6 +84,11 @@ class Plan:
     @property
     def tags(self) -> Sequence[str]:
         return list(self.inbounds)
+
+    @property
+    def live(self) -> Sequence[str]:
+        """The managed inbounds whose users the core changes while it runs."""
+        return [tag for tag, inbound in self.inbounds.items() if inbound.type == LIVE]
 
     @property
     def ports(self) -> list[range]:
@@ -82,6 +106,12 @@ class Plan:
             for handler in self.tree.get(kind, [])
             for direction in DIRECTIONS
         }
+
+    @property
+    def own_names(self) -> list[str]:
+        """The users that the configuration has in inbounds which are not managed."""
+        users = (user for inbound in self.tree.get("inbounds", []) for user in inbound.get("users", []))
+        return [user.get("name") or user.get("username") or "" for user in users]
 
     def account(self, tag: str, user: User) -> Account | None:
         inbound = self.inbounds[tag]
@@ -109,43 +139,63 @@ def plan(formatted: bytes, exclude: frozenset[str], directory: Path, counts: boo
             inbounds[managed.tag] = managed
             inbound.pop("users", None)
             inbound.pop("managed", None)
+            if managed.type == LIVE:
+                inbound["managed"] = True
             if managed.method and not managed.method.startswith("2022"):
                 inbound.pop("password", None)
     return Plan(tree, inbounds, warnings)
 
 
-def render(plan: Plan, api: Endpoint, target: Mapping[str, Accounts]) -> bytes:
-    """The whole configuration with these users."""
+def render(plan: Plan, api: Endpoint, target: Mapping[str, Accounts], roll: str = "") -> bytes:
+    """The whole configuration with these users. The live ones are read from the file `roll`."""
     token = secrets.token_hex(16)
+    here = plan.inbounds.keys() - set(plan.live)
     tree = {
         **plan.tree,
         "log": _log(plan.tree.get("log", {})),
         "inbounds": [
-            {**inbound, "users": token + inbound["tag"]} if inbound["tag"] in plan.inbounds else inbound
+            {**inbound, "users": token + inbound["tag"]} if inbound["tag"] in here else inbound
             for inbound in plan.tree.get("inbounds", [])
         ],
-        "services": [*plan.tree.get("services", []), _service(api)],
+        "services": [*plan.tree.get("services", []), *_services(plan, api, roll)],
         "route": _route(plan.tree.get("route", {}), api),
     }
     if api.stats_port is not None:
         tree["experimental"] = {**plan.tree.get("experimental", {}), "v2ray_api": _stats(plan.tree, api, token)}
     text = json.dumps(tree, ensure_ascii=False).encode()
     # Entries are JSON already, and there may be 100,000 of them.
-    for tag, inbound in plan.inbounds.items():
-        entries = list(target[tag].values()) or [nobody(inbound)]
+    for tag in here:
+        entries = list(target[tag].values()) or [nobody(plan.inbounds[tag])]
         text = text.replace(json.dumps(token + tag, ensure_ascii=False).encode(), b"[%s]" % b",".join(entries))
     names = _names(plan, target)
     return text.replace(b'"%s"' % token.encode(), b"[%s]" % b",".join(names))
 
 
+def roll(plan: Plan, api: Endpoint, target: Mapping[str, Accounts]) -> bytes:
+    """The file of live users that the core reads when it starts: a cache of ssm-api.
+
+    Their counters stand there with 0. Otherwise the core enters each at his first connection, which ends it if that is
+    while it goes through them to write them down, as it does every minute (`service/ssmapi/cache.go`).
+    """
+    endpoints: dict[str, Json] = {}
+    for number, tag in enumerate(plan.live):
+        users = dict(map(login_of, target[tag].values()))
+        silent = dict.fromkeys(users, 0)
+        endpoints[api.path(number)] = {"users": users, **dict.fromkeys(_COUNTED, silent)}
+    return json.dumps({"endpoints": endpoints}).encode()
+
+
 def _names(plan: Plan, target: Mapping[str, Accounts]) -> list[bytes]:
     """Every user's name, in quotes: v2ray_api counts whom it was told of."""
-    own = (
-        json.dumps(user.get("name") or user.get("username") or "", ensure_ascii=False).encode()
-        for inbound in plan.tree.get("inbounds", [])
-        for user in inbound.get("users", [])
+    live = set(plan.live)
+    own = (json.dumps(name, ensure_ascii=False).encode() for name in plan.own_names)
+    ours = (
+        json.dumps(label(name_of(packed)), ensure_ascii=False).encode()
+        if tag in live and b"/" in packed
+        else quoted_name(packed)
+        for tag, accounts in target.items()
+        for packed in accounts.values()
     )
-    ours = (quoted_name(packed) for accounts in target.values() for packed in accounts.values())
     return [name for name in dict.fromkeys((*own, *ours)) if name != b'""']
 
 
@@ -154,9 +204,14 @@ def _log(theirs: Mapping[str, Any]) -> Json:
     return {**{key: theirs[key] for key in ("level", "disabled") if key in theirs}, "timestamp": True}
 
 
-def _service(api: Endpoint) -> Json:
-    where = {"listen": "127.0.0.1", "listen_port": api.port, "secret": api.secret}
-    return {"type": "api", "tag": secrets.token_hex(8), **where}
+def _services(plan: Plan, api: Endpoint, roll: str) -> Iterator[Json]:
+    def service(kind: str, port: int, **more: object) -> Json:
+        return {"type": kind, "tag": secrets.token_hex(8), "listen": "127.0.0.1", "listen_port": port, **more}
+
+    yield service("api", api.port, secret=api.secret)
+    if api.users_port is not None:
+        servers = {api.path(number): tag for number, tag in enumerate(plan.live)}
+        yield service("ssm-api", api.users_port, servers=servers, **({"cache_path": roll} if roll else {}))
 
 
 def _route(theirs: Mapping[str, Any], api: Endpoint) -> Json:

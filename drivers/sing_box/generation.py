@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThreadPool
@@ -13,16 +13,22 @@ from twisted.logger import Logger
 from drivers.api import ApiFailed
 from drivers.interface import Exit, Host
 from drivers.process import CoreProcess
+from drivers.sing_box.accounts import label, name_of, stranger, unlabelled
 from drivers.sing_box.api import Api
-from drivers.sing_box.config import Plan
+from drivers.sing_box.config import Endpoint, Plan
+from drivers.sing_box.live import LiveFailed, LiveUsers
 from drivers.sockets import Unreachable, deafen, run_dry
 from node.errors import CoreFailed
 from node.ledger import Reading, Scope
-from node.users import Accounts, Change, apply
+from node.users import Accounts, Change, Refusal, apply, key_of
 from protos.service_pb2 import BackendStatsResponse
 
 # Seconds for which connections may come to their end: what is cut in the middle of a write is not counted.
 DRY = 0.5
+# What one live change costs, in seconds for each user that the core has there, and what a batch of them may cost: a new
+# run of the core is in force sooner than more of them.
+LIVE_COST = 6e-6
+LIVE_SECONDS = 5.0
 
 
 class SingBoxGeneration:
@@ -32,11 +38,18 @@ class SingBoxGeneration:
     uncounted: frozenset[Scope] = frozenset()
     warnings: Sequence[str] = ()
 
-    def __init__(self, host: Host, plan: Plan, process: CoreProcess, api: Api, users: Mapping[str, Accounts]) -> None:
+    def __init__(
+        self, host: Host, plan: Plan, process: CoreProcess, api: Api, endpoint: Endpoint, users: Mapping[str, Accounts]
+    ) -> None:
         self._host = host
         self.plan = plan
         self._process = process
         self._api = api
+        self._live = LiveUsers(host.reactor, endpoint, plan.live) if plan.live else None
+        self._live_tags = frozenset(plan.live)
+        # Whether v2ray_api counts who is in its configuration, and the labels of live users whom it does not know.
+        self._counts = endpoint.stats_port is not None
+        self._untold: set[str] = set()
         # Who is in its configuration, and of them those who may come in.
         self._configured = users
         self.accounts: dict[str, Accounts] = {tag: dict(accounts) for tag, accounts in users.items()}
@@ -54,9 +67,22 @@ class SingBoxGeneration:
 
     async def counters(self) -> Reading:
         try:
-            return self.plan.silent | await self._host.aio.run(self._api.counters())
-        except ApiFailed as fault:
+            reading = dict(self.plan.silent)
+            for name, value in (await self._host.aio.run(self._api.counters())).items():
+                _add(reading, unlabelled(name), value)
+            for user, (up, down) in (await self._live_counters()).items():
+                _add(reading, f"user>>>{unlabelled(user)}>>>traffic>>>uplink", up)
+                _add(reading, f"user>>>{unlabelled(user)}>>>traffic>>>downlink", down)
+            return reading
+        except (ApiFailed, LiveFailed) as fault:
             raise CoreFailed(f"the core did not give its counters: {fault}") from fault
+
+    async def _live_counters(self) -> Mapping[str, tuple[int, int]]:
+        """Bytes of live users whom nothing else counts: of all, but where v2ray_api was told of them at the start."""
+        if self._live is None or (self._counts and not self._untold):
+            return {}
+        counted = await self._live.counters()
+        return {user: sums for user, sums in counted.items() if not self._counts or user in self._untold}
 
     async def online(self, key: str) -> Mapping[str, int]:
         try:
@@ -88,28 +114,98 @@ class SingBoxGeneration:
         return await self._host.aio.run(self._api.ready(seconds))
 
     async def audit(self) -> int:
-        """The core's users are those of its configuration: it has no call that changes them."""
-        return 0
+        """Only live users can be others than it was told: who else is in its configuration stays there."""
+        if self._live is None:
+            return 0
+        try:
+            return sum([await self._audit(tag, self._live) for tag in self.plan.live])
+        except LiveFailed as fault:
+            raise CoreFailed(f"the core did not list its users: {fault}") from fault
+
+    async def _audit(self, tag: str, live: LiveUsers) -> int:
+        before = dict(self.accounts[tag])
+        real = {stranger(user, password) for user, password in (await live.listed(tag)).items()}
+        if self.accounts[tag] != before:
+            return 0  # users changed meanwhile: the next look tells
+        lost = [key for key, packed in before.items() if packed not in real]
+        strangers = {key_of(name_of(packed)): packed for packed in real.difference(before.values())}
+        for key in lost:
+            del self.accounts[tag][key]
+        self.accounts[tag].update(strangers)
+        return len(strangers.keys() | lost)
 
     def kill(self) -> None:
         self._process.signal(signal.SIGKILL)
 
-    def admits(self, change: Change) -> bool:
-        """Whether a change needs no other configuration: a removal, or somebody who is in it as he shall be."""
-        return change.packed in (None, self._configured[change.tag].get(change.key))
+    def free(self, changes: Sequence[Change]) -> list[Change]:
+        """Those that need no other core: removals, who is in its configuration as he shall be, and live users."""
+        live = [change for change in changes if change.tag in self._live_tags and change.packed is not None]
+        dear = self._cost(live) > LIVE_SECONDS
+        return [change for change in changes if self._is_free(change, dear)]
 
-    async def admit(self, changes: Iterable[Change]) -> None:
-        """Bring changes into force that need no other configuration."""
-        changes = [change for change in changes if self.admits(change)]
-        gone = [(change.tag, change.key) for change in changes if change.packed is None]
-        back = [(change.tag, change.key) for change in changes if change.packed is not None]
-        self.accounts.update(apply(changes, self.accounts))
+    def _is_free(self, change: Change, dear: bool) -> bool:
+        if change.packed is None:
+            return True
+        if change.tag in self._live_tags:
+            return not dear
+        return change.packed == self._configured[change.tag].get(change.key)
+
+    def _cost(self, live: Sequence[Change]) -> float:
+        """Seconds that the core works on these."""
+        return LIVE_COST * sum(len(self.accounts[change.tag]) for change in live)
+
+    async def admit(self, changes: Sequence[Change]) -> list[Refusal]:
+        """Bring changes into force that need no other core: see `free`. Who is refused."""
+        coming = [change for change in changes if change.packed is not None]
+        replaced = [change for change in coming if change.key in self.accounts[change.tag]]
+        gone = [change for change in changes if change.packed is None] + replaced
+        left = {(change.tag, change.key): self.accounts[change.tag].get(change.key) for change in gone}
+        self.accounts.update(apply([Change(tag, key, None) for tag, key in left], self.accounts))
         try:
-            await self._host.aio.run(self._api.admit(back))
-            if gone:
-                await self._host.aio.run(self._api.bar(gone))
+            if left:
+                await self._host.aio.run(self._api.bar(left))
+            await self._shut_out(left)
+            refused = await self._let_in(coming)
+            if replaced:
+                # Who came in meanwhile by what is not valid any more.
+                await self._host.aio.run(self._api.bar((change.tag, change.key) for change in replaced))
+            admitted = [pair for change in coming if (pair := (change.tag, change.key)) not in refused]
+            await self._host.aio.run(self._api.admit(admitted))
         except ApiFailed as fault:
             raise CoreFailed(f"the core did not end connections of removed users: {fault}") from fault
+        return list(refused.values())
+
+    async def _shut_out(self, left: Mapping[tuple[str, str], bytes | None]) -> None:
+        """Have the core forget credentials, where it can. Where that fails or is too dear, connections are closed."""
+        live = [Change(tag, key, packed) for (tag, key), packed in left.items() if packed and tag in self._live_tags]
+        if self._live is None or self._cost(live) > LIVE_SECONDS:
+            return
+        for change in live:
+            try:
+                await self._live.shut_out(change.tag, label(name_of(change.packed or b"")))
+            except LiveFailed as fault:
+                self.log.warn("a removed user's connections are closed as they come: {fault}", fault=fault)
+
+    async def _let_in(self, coming: Sequence[Change]) -> dict[tuple[str, str], Refusal]:
+        refused = {}
+        for tag, key, packed in coming:
+            assert packed is not None
+            if self._live is not None and tag in self._live_tags:
+                self._note(label(name_of(packed)), key)
+                try:
+                    await self._live.let_in(tag, packed)
+                except LiveFailed as fault:
+                    refused[tag, key] = Refusal(name_of(packed), f"{tag}: {fault}")
+                    continue
+            self.accounts[tag][key] = packed
+        return refused
+
+    def _note(self, user: str, key: str) -> None:
+        """Keep in mind whom v2ray_api does not count: it knows the names that it was told when the core started."""
+        told = ((tag, accounts[key]) for tag, accounts in self._configured.items() if key in accounts)
+        names = {label(name) if tag in self._live_tags else name for tag, name in ((t, name_of(p)) for t, p in told)}
+        if user not in names and user not in self.plan.own_names:
+            self._untold.add(user)
 
     async def wind_down(self) -> None:
         try:
@@ -127,4 +223,10 @@ class SingBoxGeneration:
 
     async def stop(self) -> None:
         await self._process.stop()
+        if self._live is not None:
+            await self._live.close()
         await self._host.aio.run(self._api.close())
+
+
+def _add(reading: dict[str, int], name: str, value: int) -> None:
+    reading[name] = reading.get(name, 0) + value

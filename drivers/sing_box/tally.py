@@ -26,9 +26,10 @@ class _Known:
 
 
 class Tally:
-    """Cumulative counters, by the names that cores have for them."""
+    """Cumulative counters, by the names that cores have for them. Users of `live` inbounds are counted elsewhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, live: Iterable[str] = ()) -> None:
+        self._live = frozenset(live)
         self.counters: dict[str, int] = {}
         self._open: dict[str, _Known] = {}
         self._closed: dict[str, _Known] = {}
@@ -39,12 +40,17 @@ class Tally:
         if known is None:
             if connection is None:
                 return
-            known = self._open[id] = _Known(_names(connection))
+            known = self._open[id] = _Known(self._names(connection))
         self._book(known, max(up, known.up), max(down, known.down))
         if closed and id in self._open:
             self._closed[id] = self._open.pop(id)
             if len(self._closed) > REMEMBERED:
                 del self._closed[next(iter(self._closed))]
+
+    def _names(self, connection: Connection) -> tuple[str, ...]:
+        user = "" if connection.inbound in self._live else connection.user
+        named = (("user", user), ("inbound", connection.inbound), ("outbound", connection.outbound))
+        return tuple(f"{scope}>>>{name}" for scope, name in named if name)
 
     def _book(self, known: _Known, up: int, down: int) -> None:
         for name in known.names:
@@ -76,8 +82,3 @@ class Stream:
             if closed:
                 del self._sums[event.id]
             self._tally.see(event.id, connection, up, down, closed)
-
-
-def _names(connection: Connection) -> tuple[str, ...]:
-    named = (("user", connection.user), ("inbound", connection.inbound), ("outbound", connection.outbound))
-    return tuple(f"{scope}>>>{name}" for scope, name in named if name)

@@ -105,6 +105,9 @@ class XrayGeneration:
     async def answers(self, seconds: float) -> bool:
         return await self._host.aio.run(self._api.ready(seconds))
 
+    def free(self, changes: Sequence[Change]) -> list[Change]:
+        return list(changes)
+
     async def audit(self) -> int:
         try:
             return sum([await self._audit(tag, accounts) for tag, accounts in self.accounts.items()])

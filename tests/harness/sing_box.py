@@ -197,12 +197,17 @@ def _plain(_: Certificate) -> Iterator[Way]:
     transport = {"transport": {"type": "ws", "path": "/w"}}
     yield Way("vless-ws", "vless", _uuid, _vless, transport, transport)
     yield Way("vmess", "vmess", lambda user: {**_uuid(user), "security": "auto"}, _vmess)
-    method = {"method": "aes-256-gcm"}
-    yield Way("shadowsocks", "shadowsocks", _password, _shadowsocks, method, method)
+    yield shadowsocks()
     yield shadowsocks_2022()
     yield Way("mixed", "mixed", _login, _trojan)
     yield Way("socks", "socks", _login, _trojan)
     yield Way("http", "http", _login, _trojan, udp=False)
+
+
+def shadowsocks() -> Way:
+    """Shadowsocks as it was, where every user's password is tried."""
+    method = {"method": "aes-256-gcm"}
+    return Way("shadowsocks", "shadowsocks", _password, _shadowsocks, method, method)
 
 
 def shadowsocks_2022() -> Way:

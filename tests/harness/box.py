@@ -1,0 +1,78 @@
+"""A node that runs sing-box, of one build or the other, and clients of its users."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from protos import service_pb2
+from tests.harness import transfer
+from tests.harness.controller import RpcController
+from tests.harness.echo import EchoServer
+from tests.harness.node import NodeProcess
+from tests.harness.ports import free_port
+from tests.harness.sing_box import Door, SingBoxClient, find_sing_box
+from tests.harness.users import TestUser
+from tests.harness.wait import until
+
+
+@dataclass
+class Box:
+    """A node of one build, and a controller of it."""
+
+    build: str
+    node: NodeProcess
+    controller: RpcController
+
+    def counted(self, kind: service_pb2.StatType, name: str) -> dict[str, int]:
+        return {stat.type: stat.value for stat in self.controller.stats(kind, name).stats}
+
+    def settles(self, kind: service_pb2.StatType, name: str, expected: Mapping[str, int]) -> dict[str, int]:
+        """What is counted once it is as expected, or after two seconds."""
+        with suppress(AssertionError):
+            until(lambda: self.counted(kind, name) == expected, 2)
+        return self.counted(kind, name)
+
+
+@contextmanager
+def box_of(build: str, directory: Path) -> Iterator[Box]:
+    executable = find_sing_box(build)
+    with NodeProcess(directory, SING_BOX_EXECUTABLE_PATH=str(executable)) as node:
+        node.core = executable.resolve()
+        with closing(RpcController(node)) as controller:
+            yield Box(build, node, controller)
+
+
+@contextmanager
+def client(*routes: tuple[Door, TestUser]) -> Iterator[list[int]]:
+    """The SOCKS ports of a client for each of these users by these ways."""
+    ports = {free_port(): door.outbounds(person) for door, person in routes}
+    with SingBoxClient(ports) as core:
+        try:
+            yield list(ports)
+        except OSError as fault:
+            raise AssertionError(f"{fault}; the client said:\n{core.output}") from fault
+
+
+def gets_in(port: int, echo: EchoServer) -> bool:
+    """Whether the way is open, and stays so."""
+    try:
+        with transfer.connect(port, echo, timeout=1) as link:
+            transfer.echo(link, b"still there")
+            return True
+    except OSError:
+        return False
+
+
+def stays_in(port: int, echo: EchoServer) -> bool:
+    """Whether a new connection is still there after half a second: the core says who came when he is in already."""
+    try:
+        with transfer.connect(port, echo, timeout=1) as link:
+            link.settimeout(0.5)
+            return bool(link.recv(1))
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
