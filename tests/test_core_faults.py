@@ -19,11 +19,11 @@ from drivers.process import MARK
 from node.runner import START_TIMEOUT
 from node.state import StateDirectory
 from protos.service_pb2 import Backend, BaseInfoResponse
-from tests.conftest import Place, connection, control, gets_in, member, over, run, talking
+from tests.conftest import Place, connection, control, gets_in, member, over, run, stays_out, talking
 from tests.harness import transfer
-from tests.harness.backend import backend
 from tests.harness.controller import Controller, ControllerError, RestController
 from tests.harness.echo import EchoServer
+from tests.harness.grounds import FAULTS, Ground
 from tests.harness.inbounds import Kind
 from tests.harness.node import NodeProcess
 from tests.harness.process import Child
@@ -37,8 +37,8 @@ WAITING = "core is not started yet"
 
 
 @pytest.fixture
-def home(all_kinds: Mapping[str, Kind]) -> Place:
-    return Place(all_kinds["vless-raw"], "home")
+def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
+    return Place(all_kinds["vless-raw"], "home", ground=ground)
 
 
 def refused(call: Callable[[], object], *statuses: str) -> str:
@@ -61,6 +61,11 @@ def in_state(controller: Controller, state: str) -> BaseInfoResponse:
     reply = until(info, 5, f"the state is {state}")
     assert reply is not None
     return reply
+
+
+def as_is(ground: Ground, config: str) -> Backend:
+    """A start with exactly this configuration."""
+    return Backend(type=ground.type, config=config)  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -91,11 +96,17 @@ def test_killed_core(node: NodeProcess, home: Place, echo: EchoServer, controlle
 
 
 @pytest.mark.parametrize("name", ["vless-raw", "hysteria2"])
+@over("grpc")
 def test_taken_port(
-    name: str, all_kinds: Mapping[str, Kind], node: NodeProcess, echo: EchoServer, controller: Controller
+    name: str,
+    all_kinds: Mapping[str, Kind],
+    ground: Ground,
+    node: NodeProcess,
+    echo: EchoServer,
+    controller: Controller,
 ) -> None:
     """A port that another program has fails the Start in time, with the core's words; when it is free, Start works."""
-    place = Place(all_kinds[name], "taken")
+    place = Place(all_kinds[name], "taken", ground=ground)
     controller.stop()
     with squatter(place):
         before = time.monotonic()
@@ -110,40 +121,30 @@ def test_taken_port(
     assert gets_in(place, ANNA, echo)
 
 
-BAD: Mapping[str, tuple[str, str]] = {
-    "not JSON": ("{", "EOF"),
-    "an unknown inbound": ('{"inbounds": [{"port": 1, "protocol": "nonsense"}]}', "nonsense"),
-    "an unknown outbound": ('{"outbounds": [{"protocol": "gibberish"}]}', "gibberish"),
-    "a port that is none": ('{"routing": {"rules": [{"type": "field", "port": "x", "outboundTag": "y"}]}}', "port"),
-    # The core converts this one, and refuses it when it is to run.
-    "a key that is none": (
-        '{"inbounds": [{"tag": "a", "port": 1, "protocol": "shadowsocks", "settings": {"clients": [],'
-        ' "method": "2022-blake3-aes-128-gcm", "password": "short"}}]}',
-        "illegal base64",
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", BAD)
+@pytest.mark.parametrize("fault", FAULTS)
+@over("rest")
 def test_refused_config(fault: str, node: NodeProcess, home: Place, echo: EchoServer, controller: Controller) -> None:
     """A configuration that the core refuses is a bad request with its reason, and what runs is not touched by it."""
-    config, reason = BAD[fault]
+    config, reason = home.ground.refusals[fault]
     run(controller, [home], [member(ANNA, home)])
     cores = node.core_pids()
     with connection(home, ANNA, echo) as link, talking(link):
-        text = refused(lambda: controller.start(Backend(config=config)), "400", "INVALID_ARGUMENT")
+        text = refused(lambda: controller.start(as_is(home.ground, config)), "400", "INVALID_ARGUMENT")
         assert reason in text
         assert controller.info().running
         assert node.core_pids() == cores
         assert gets_in(home, ANNA, echo)
 
 
-@pytest.mark.parametrize("fault", BAD)
-def test_refused_config_without_a_backend(fault: str, node: NodeProcess, controller: Controller) -> None:
+@pytest.mark.parametrize("fault", FAULTS)
+@over("grpc")
+def test_refused_config_without_a_backend(
+    fault: str, ground: Ground, node: NodeProcess, controller: Controller
+) -> None:
     """It is a bad request with the core's reason when nothing runs, too, and nothing runs after it."""
-    config, reason = BAD[fault]
+    config, reason = ground.refusals[fault]
     controller.stop()
-    assert reason in refused(lambda: controller.start(Backend(config=config)), "400", "INVALID_ARGUMENT")
+    assert reason in refused(lambda: controller.start(as_is(ground, config)), "400", "INVALID_ARGUMENT")
     assert not controller.info().running
     assert not node.core_pids()
 
@@ -152,13 +153,13 @@ def test_start_replaces(node: NodeProcess, home: Place, echo: EchoServer, contro
     """A second Start with another configuration leaves one core, the new one, and nobody from before."""
     run(controller, [home], [member(ANNA, home)])
     (first,) = node.core_pids()
-    elsewhere, bert = Place(home.kind, "elsewhere"), TestUser.new("bert@test")
+    elsewhere, bert = Place(home.kind, "elsewhere", ground=home.ground), TestUser.new("bert@test")
     run(controller, [elsewhere], [member(bert, elsewhere)])
     (second,) = node.core_pids()
     assert second != first
     assert not accepts(home.port)
     assert gets_in(elsewhere, bert, echo)
-    assert not gets_in(elsewhere, ANNA, echo, timeout=0.5)
+    assert stays_out(elsewhere, ANNA, echo)
 
 
 def test_stop_ends_the_core(node: NodeProcess, home: Place, controller: Controller) -> None:
@@ -171,6 +172,7 @@ def test_stop_ends_the_core(node: NodeProcess, home: Place, controller: Controll
     controller.stop()
 
 
+@over("rest")
 def test_keep_alive(node: NodeProcess, home: Place, controller: Controller) -> None:
     """A backend with keep-alive goes on while its controller calls, and ends by itself when nobody does."""
     run(controller, [home], keep_alive=1)
@@ -240,6 +242,7 @@ def test_orphans_are_swept(own_node: NodeProcess) -> None:
                 child.kill()
 
 
+@over("rest")
 def test_one_node_a_directory(node: NodeProcess, tmp_path: Path, home: Place, controller: Controller) -> None:
     """A second node on the same STATE_DIR does not start and says why; the first and its core do not notice."""
     run(controller, [home])
@@ -251,26 +254,27 @@ def test_one_node_a_directory(node: NodeProcess, tmp_path: Path, home: Place, co
     assert controller.info().running
 
 
-def test_unusable_executable(tmp_path: Path, home: Place, node: NodeProcess) -> None:
+def test_unusable_executable(tmp_path: Path, home: Place) -> None:
     """A node without a usable core says at Start what to do, and starts as soon as it has been done."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "node").mkdir()
-    executable = tmp_path / "bin" / "xray"
+    ground = home.ground
+    executable = tmp_path / "bin" / ground.name
     with (
-        NodeProcess(tmp_path / "node", XRAY_EXECUTABLE_PATH=str(executable)) as poor,
+        NodeProcess(tmp_path / "node", **{ground.variable: str(executable)}) as poor,
         control(poor, "rest") as rest,
         control(poor, "grpc") as grpc,
     ):
         text = refused(lambda: run(rest, [home]), "500")
-        assert "XRAY_EXECUTABLE_PATH" in text
+        assert ground.variable in text
         assert str(executable) in text
         executable.write_text("#!/bin/sh\necho I am something else\n")
         assert str(executable) in refused(lambda: run(grpc, [home]), "UNAVAILABLE")
         executable.chmod(0o755)
-        assert "is not Xray" in refused(lambda: run(grpc, [home]), "UNAVAILABLE")
+        assert ground.stranger in refused(lambda: run(grpc, [home]), "UNAVAILABLE")
         assert not rest.info().running
         executable.unlink()
-        executable.symlink_to(node.core)
+        executable.symlink_to(ground.executable())
         assert run(rest, [home]).running
 
 
@@ -281,7 +285,9 @@ def test_caller_that_hangs_up(node: NodeProcess, home: Place, echo: EchoServer, 
     rest = Rest(node)
     impatient = rest.connection()
     headers = {**rest.credentials, "Content-Type": "application/x-protobuf"}
-    impatient.request("POST", "/start", backend([home.inbound], [member(ANNA, home)]).SerializeToString(), headers)
+    impatient.request(
+        "POST", "/start", home.ground.backend([home.inbound], [member(ANNA, home)]).SerializeToString(), headers
+    )
     impatient.close()
     in_state(controller, "running")
     assert gets_in(home, ANNA, echo)

@@ -274,6 +274,18 @@ def test_what_the_core_refuses(box: Box, echo: EchoServer) -> None:
     assert box.controller.info().running
 
 
+def test_what_shows_only_at_the_start(box: Box) -> None:
+    """A fault of the configuration is told from what the network or the machine did, which may pass."""
+    rule_set = {"type": "remote", "tag": "r", "format": "binary", "url": f"http://127.0.0.1:{free_port()}/r.srs"}
+    for route, status, why in (
+        ({"final": "nowhere"}, "INVALID_ARGUMENT", "default outbound not found: nowhere"),
+        ({"rule_set": [rule_set]}, "UNAVAILABLE", "connection refused"),
+    ):
+        with pytest.raises(ControllerError, match=why) as caught:
+            box.controller.start(backend(Door(VLESS).inbounds, route=route))
+        assert caught.value.status == status
+
+
 def test_excluded_inbounds_keep_their_users(box: Box, echo: EchoServer) -> None:
     """An inbound that is left to the configuration has its own users, who are counted too."""
     door, own = Door(VLESS), TestUser.new("own")

@@ -34,7 +34,9 @@ BUILD_INLINE = 5000
 _ROLL = 3
 _STDIN = ("-c", "stdin", "--disable-color")
 _FATAL = re.compile(r"FATAL\[\d+\] (.*)")
-# What only the start itself can find out about a machine, not about a configuration.
+# How the core says, at the latest when it starts, that a configuration is at fault (`cmd/sing-box/cmd_run.go`), …
+_AT_FAULT = re.compile(r"decode config|create service:|.* not found")
+# … and what it says of a machine even so.
 _PASSING = ("address already in use", "cannot assign requested address", "permission denied")
 
 
@@ -194,9 +196,10 @@ def _sifter(endpoint: config.Endpoint) -> Callable[[list[str]], list[str]]:
 
 
 def _is_refusal(core: CoreProcess) -> bool:
-    """It ends with 1 whatever it was: what may pass by itself is told by its words."""
+    """It ends with 1 whatever it was, a rule-set that could not be fetched among it: its words tell."""
     said = _cause(core.last_lines)
-    return core.exit is not None and core.exit.code == 1 and not any(words in said for words in _PASSING)
+    at_fault = _AT_FAULT.match(said) and not any(words in said for words in _PASSING)
+    return core.exit is not None and core.exit.code == 1 and bool(at_fault)
 
 
 def _cause(lines: Sequence[str]) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from drivers.xray.api import Api
+from node.state import StateDirectory
 from protos import service_pb2
 from tests.harness.backend import backend_config
 from tests.harness.core import Json, find_xray
@@ -34,6 +37,9 @@ class Ground:
     live: bool
     refuses: bool
     probes: bool
+    refusals: Mapping[str, tuple[str, str]] = field(hash=False)
+    stranger: str
+    users: Callable[[Path, int, str], set[str]]
 
     def backend(
         self,
@@ -61,12 +67,15 @@ def _sing_box_config(inbounds: Iterable[Json], **extra: object) -> str:
 def _sing_box_inbound(kind: Kind, port: int, tag: str) -> Json:
     """The same protocol over the same transport, as sing-box has it; a client of Xray's fits."""
     protocol, server = kind.protocol, kind.transport.server
-    inbound = {"type": protocol.name, "tag": tag, "listen": "127.0.0.1", "listen_port": port}
+    name = "hysteria2" if kind.quic else protocol.name
+    inbound = {"type": name, "tag": tag, "listen": "127.0.0.1", "listen_port": port}
     if protocol.name == "shadowsocks":
         inbound |= {key: protocol.server[key] for key in ("method", "password") if key in protocol.server}
     if server.get("security") == "tls":
         (own,) = server["tlsSettings"]["certificates"]
         inbound["tls"] = {"enabled": True, "certificate_path": own["certificateFile"], "key_path": own["keyFile"]}
+        if "alpn" in server["tlsSettings"]:
+            inbound["tls"]["alpn"] = server["tlsSettings"]["alpn"]
     if server.get("security") == "reality":
         inbound["tls"] = _reality(server["realitySettings"])
     if server["network"] == "ws":
@@ -87,6 +96,55 @@ def _reality(settings: Json) -> Json:
     return {"enabled": True, "server_name": settings["serverNames"][0], "reality": reality}
 
 
+async def _asked(socket: Path, tag: str) -> set[str]:
+    api = Api(str(socket))
+    try:
+        return {user.email for user in await api.list_users(tag)}
+    finally:
+        await api.close()
+
+
+def _xray_users(state: Path, pid: int, tag: str) -> set[str]:
+    """The core itself tells."""
+    [socket] = StateDirectory(state).run_dir.glob("*.sock")
+    return asyncio.run(_asked(socket, tag))
+
+
+def _sing_box_users(state: Path, pid: int, tag: str) -> set[str]:
+    """The core does not tell; the configuration that it runs from is its standard input."""
+    config = json.loads(Path(f"/proc/{pid}/fd/0").read_bytes())
+    [users] = [inbound["users"] for inbound in config["inbounds"] if inbound["tag"] == tag]
+    return {user["name"] for user in users}
+
+
+_XRAY_REFUSALS: Mapping[str, tuple[str, str]] = {
+    "not JSON": ("{", "EOF"),
+    "an unknown inbound": ('{"inbounds": [{"port": 1, "protocol": "nonsense"}]}', "nonsense"),
+    "an unknown outbound": ('{"outbounds": [{"protocol": "gibberish"}]}', "gibberish"),
+    "a port that is none": ('{"routing": {"rules": [{"type": "field", "port": "x", "outboundTag": "y"}]}}', "port"),
+    # The core converts this one, and refuses it when it is to run.
+    "a key that is none": (
+        '{"inbounds": [{"tag": "a", "port": 1, "protocol": "shadowsocks", "settings": {"clients": [],'
+        ' "method": "2022-blake3-aes-128-gcm", "password": "short"}}]}',
+        "illegal base64",
+    ),
+}
+_SING_BOX_REFUSALS: Mapping[str, tuple[str, str]] = {
+    "not JSON": ("{", "unexpected end"),
+    "an unknown inbound": ('{"inbounds": [{"type": "nonsense", "listen_port": 1}]}', "nonsense"),
+    "an unknown outbound": ('{"outbounds": [{"type": "gibberish"}]}', "gibberish"),
+    "a port that is none": ('{"route": {"rules": [{"port": "x", "outbound": "y"}]}}', "port"),
+    # The core formats this one, and refuses it when it is to run.
+    "a key that is none": (
+        '{"inbounds": [{"type": "shadowsocks", "tag": "a", "listen_port": 1,'
+        ' "method": "2022-blake3-aes-128-gcm", "password": "short"}]}',
+        "illegal base64",
+    ),
+}
+FAULTS = tuple(_XRAY_REFUSALS)
+"""The keys of `Ground.refusals`."""
+
+
 XRAY = Ground(
     "xray",
     service_pb2.XRAY,
@@ -98,6 +156,9 @@ XRAY = Ground(
     live=True,
     refuses=True,
     probes=True,
+    refusals=_XRAY_REFUSALS,
+    stranger="is not Xray",
+    users=_xray_users,
 )
 SING_BOX = Ground(
     "sing-box",
@@ -110,5 +171,8 @@ SING_BOX = Ground(
     live=False,
     refuses=False,
     probes=False,
+    refusals=_SING_BOX_REFUSALS,
+    stranger="is not sing-box",
+    users=_sing_box_users,
 )
 GROUNDS = (XRAY, SING_BOX)
