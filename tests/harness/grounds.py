@@ -73,9 +73,8 @@ def _sing_box_inbound(kind: Kind, port: int, tag: str) -> Json:
         inbound |= {key: protocol.server[key] for key in ("method", "password") if key in protocol.server}
     if server.get("security") == "tls":
         (own,) = server["tlsSettings"]["certificates"]
-        inbound["tls"] = {"enabled": True, "certificate_path": own["certificateFile"], "key_path": own["keyFile"]}
-        if "alpn" in server["tlsSettings"]:
-            inbound["tls"]["alpn"] = server["tlsSettings"]["alpn"]
+        pair = {"certificate_path": own["certificateFile"], "key_path": own["keyFile"]}
+        inbound["tls"] = {"enabled": True, "alpn": server["tlsSettings"].get("alpn", []), **pair}
     if server.get("security") == "reality":
         inbound["tls"] = _reality(server["realitySettings"])
     if server["network"] == "ws":
