@@ -15,6 +15,7 @@ from twisted.python.failure import Failure
 from drivers.interface import Driver, Exit, Generation
 from node.control import Settled
 from node.errors import Aborted, CoreFailed, InvalidConfig, NodeError, PortTaken, ShuttingDown
+from node.farewell import Farewell
 from node.logs import LogRing
 from node.members import Accepted, Held, Members, no_users
 from node.record import Record
@@ -32,11 +33,6 @@ BACK_TIMEOUT = 1.0
 # Seconds between two tries to get a port that is taken, and what the last try must have left.
 PORT_RETRY = 0.25
 LAST_TRY = 1.0
-# Seconds that a core which shall end may take to show that its counters can be read, …
-FAREWELL = 2.0
-# … and its counters to come to rest when nobody is connected any more, and between two looks at them.
-REST = 2.0
-REST_POLL = 0.02
 
 
 class Runner(Members):
@@ -48,11 +44,10 @@ class Runner(Members):
         self, reactor: Any, ring: LogRing, record: Record, read_counters: Callable[[], Awaitable[bool]]
     ) -> None:
         super().__init__(reactor, ring, record)
-        self._read_counters = read_counters
         self._backoff, self._resuming = Backoff(reactor), Backoff(reactor)
         self._watch = Watch(reactor, self._hung, self._drifted)
         self._grace: IDelayedCall | None = None
-        self._ending: list[Generation] = []
+        self._farewell = Farewell(reactor, read_counters)
         self._closed = False
 
     async def start(self, driver: Driver, request: Backend) -> None:
@@ -67,7 +62,7 @@ class Runner(Members):
     @property
     def counting(self) -> list[Generation]:
         """Those whose counters are to be read: who ends is not done yet."""
-        return [*self.generations, *self._ending]
+        return [*self.generations, *self._farewell.ending]
 
     async def stop(self, reason: str, grace: float = 0.0) -> None:
         """Stop the backend, and whatever is under way. Its core ends after `grace` seconds, unless a Start wants it."""
@@ -246,21 +241,13 @@ class Runner(Members):
     async def _end_generations(self) -> None:
         """End every process, and lose no byte; those that an aborted operation was about to end, too."""
         await self._reconciler.idle()
-        for generation in [*self._ending, *self.generations]:
+        for generation in [*self._farewell.ending, *self.generations]:
             await self._end_one(generation)
 
     async def _end_one(self, generation: Generation) -> None:
-        """It serves nobody any more, all that it served is counted, and then it goes."""
         if generation in self.generations:
             self.generations.remove(generation)
-            self._ending.append(generation)
-        if generation.alive and await generation.answers(FAREWELL):
-            await generation.wind_down()
-            deadline = self._reactor.seconds() + REST
-            while await self._read_counters() and self._reactor.seconds() < deadline:
-                await deferLater(self._reactor, REST_POLL)
-        await generation.stop()
-        self._ending.remove(generation)
+        await self._farewell.end(generation)
 
     # Resuming
 

@@ -25,8 +25,9 @@ from node.errors import (
     ShuttingDown,
     UsersRefused,
 )
+from node.farewell import FAREWELL, REST
 from node.logs import LogRing
-from node.runner import BACK_TIMEOUT, FAREWELL, LAST_TRY, PORT_RETRY, REST, START_TIMEOUT, Runner
+from node.runner import BACK_TIMEOUT, LAST_TRY, PORT_RETRY, START_TIMEOUT, Runner
 from node.users import Accounts, Change, Refusal, apply
 from node.watch import AUDIT, INTERVAL, PATIENCE
 from protos.service_pb2 import Backend, User
