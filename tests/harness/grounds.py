@@ -32,7 +32,8 @@ class Ground:
     core has it, for the node's directory, the core's process and the tag: who is removed may be among them, and barred.
     `cuts`: the node ends a removed user's connections on the core's sockets, which it finds by the access lines; else
     the core ends them, and a client of Xray's may be `late` seconds in telling. `sniffing` makes an inbound wait for a
-    connection's first bytes before it is opened.
+    connection's first bytes before it is opened. `brief` and `verbose` are settings of the log: with both the core says
+    that it has started, with the second lines with `detail`, too. `traces` are what its own API would leave there.
     """
 
     name: str
@@ -51,6 +52,10 @@ class Ground:
     cuts: bool
     late: float
     sniffing: Json = field(hash=False)
+    brief: Json = field(hash=False)
+    verbose: Json = field(hash=False)
+    detail: str
+    traces: tuple[str, ...]
 
     def backend(
         self,
@@ -176,6 +181,10 @@ XRAY = Ground(
     cuts=True,
     late=0,
     sniffing={"sniffing": {"enabled": True, "destOverride": ["http", "tls"]}},
+    brief={"loglevel": "warning", "access": ""},
+    verbose={"loglevel": "debug", "access": ""},
+    detail="[Debug]",
+    traces=(" accepted ", ".sock", "StatsService", "HandlerService"),
 )
 SING_BOX = Ground(
     "sing-box",
@@ -195,5 +204,9 @@ SING_BOX = Ground(
     # Xray's client keeps its half of a connection for this time when the other one has ended in good order.
     late=1,
     sniffing={},
+    brief={"level": "info"},
+    verbose={"level": "trace"},
+    detail="TRACE",
+    traces=("did not closed", "service/", "v2ray", "StartedService", "StatsService"),
 )
 GROUNDS = (XRAY, SING_BOX)
