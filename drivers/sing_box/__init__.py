@@ -186,11 +186,12 @@ def _endpoint(core: Executable, plan: config.Plan) -> config.Endpoint:
 
 
 def _sifter(endpoint: config.Endpoint) -> Callable[[list[str]], list[str]]:
-    """Where the APIs are is in no log. Users have their own names there."""
-    telling = tuple(f"started at 127.0.0.1:{port}" for port in endpoint.ports)
+    """Where the APIs are is in no log, nor that they are closed twice. Users have their own names there."""
+    where = "|".join(f"127\\.0\\.0\\.1:{port}" for port in endpoint.ports)
+    telling = re.compile(rf"started at ({where})$|close tcp ({where}): use of closed")
 
     def sift(lines: list[str]) -> list[str]:
-        return [unlabelled(line) for line in lines if not line.endswith(telling) and endpoint.secret not in line]
+        return [unlabelled(line) for line in lines if not telling.search(line) and endpoint.secret not in line]
 
     return sift
 

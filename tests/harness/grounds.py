@@ -15,6 +15,7 @@ from tests.harness.backend import backend_config
 from tests.harness.core import Json, find_xray
 from tests.harness.inbounds import Kind
 from tests.harness.sing_box import find_sing_box
+from tests.harness.users import TestUser
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,14 @@ class Ground:
     `other` makes another configuration of the same inbounds. `executable` finds the core, `variable` is the setting for
     it. `live`: users come while everybody stays connected. `refuses`: who was removed is refused; else his connections
     end the moment they have begun. `probes`: with REALITY it looks at the cover site first.
+
+    `refusals` are configurations that the core refuses, by their fault, each with words of its answer; `stranger` is
+    what the node says of an executable that is something else. `users` are the names that may use an inbound as the
+    core has it, for the node's directory, the core's process and the tag: who is removed may be among them, and barred.
+    `cuts`: the node ends a removed user's connections on the core's sockets, which it finds by the access lines; else
+    the core ends them, and a client of Xray's may be `late` seconds in telling. `sniffing` makes an inbound wait for a
+    connection's first bytes before it is opened. `brief` and `verbose` are settings of the log: with both the core says
+    that it has started, with the second lines with `detail`, too. `traces` are what its own API would leave there.
     """
 
     name: str
@@ -40,6 +49,13 @@ class Ground:
     refusals: Mapping[str, tuple[str, str]] = field(hash=False)
     stranger: str
     users: Callable[[Path, int, str], set[str]]
+    cuts: bool
+    late: float
+    sniffing: Json = field(hash=False)
+    brief: Json = field(hash=False)
+    verbose: Json = field(hash=False)
+    detail: str
+    traces: tuple[str, ...]
 
     def backend(
         self,
@@ -70,7 +86,10 @@ def _sing_box_inbound(kind: Kind, port: int, tag: str) -> Json:
     name = "hysteria2" if kind.quic else protocol.name
     inbound = {"type": name, "tag": tag, "listen": "127.0.0.1", "listen_port": port}
     if protocol.name == "shadowsocks":
-        inbound |= {key: protocol.server[key] for key in ("method", "password") if key in protocol.server}
+        # Xray has older methods for each user, sing-box for the inbound.
+        of_users = protocol.proxy(TestUser.new("")).shadowsocks.method
+        keys = {"method": of_users, **protocol.server}
+        inbound |= {key: keys[key] for key in ("method", "password") if key in keys}
     if server.get("security") == "tls":
         (own,) = server["tlsSettings"]["certificates"]
         pair = {"certificate_path": own["certificateFile"], "key_path": own["keyFile"]}
@@ -158,6 +177,13 @@ XRAY = Ground(
     refusals=_XRAY_REFUSALS,
     stranger="is not Xray",
     users=_xray_users,
+    cuts=True,
+    late=0,
+    sniffing={"sniffing": {"enabled": True, "destOverride": ["http", "tls"]}},
+    brief={"loglevel": "warning", "access": ""},
+    verbose={"loglevel": "debug", "access": ""},
+    detail="[Debug]",
+    traces=(" accepted ", ".sock", "StatsService", "HandlerService"),
 )
 SING_BOX = Ground(
     "sing-box",
@@ -173,5 +199,13 @@ SING_BOX = Ground(
     refusals=_SING_BOX_REFUSALS,
     stranger="is not sing-box",
     users=_sing_box_users,
+    cuts=False,
+    # Xray's client keeps its half of a connection for this time when the other one has ended in good order.
+    late=1,
+    sniffing={},
+    brief={"level": "info"},
+    verbose={"level": "trace"},
+    detail="TRACE",
+    traces=("did not closed", "service/", "v2ray", "StartedService", "StatsService"),
 )
 GROUNDS = (XRAY, SING_BOX)
