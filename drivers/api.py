@@ -16,7 +16,8 @@ _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
     # A core that is starting is asked again at once, not after gRPC's second.
     ("grpc.initial_reconnect_backoff_ms", 20),
-    ("grpc.min_reconnect_backoff_ms", 20),
+    # Which is also what a connection may take to come up: on a machine that is busy it needs more than a moment.
+    ("grpc.min_reconnect_backoff_ms", 2000),
     ("grpc.max_reconnect_backoff_ms", 200),
 ]
 
