@@ -1,4 +1,4 @@
-"""The interface from outside, row by row of METHODS, over both transports, on the real node with the real Xray."""
+"""The interface from outside, row by row of METHODS, over both transports, on the real node with real cores."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ from node.framing import delimited as cut
 from node.methods import MAX_BODY, METHODS, SERVICE, Kind, Method
 from protos import service_pb2
 from protos.service_pb2 import StatRequest, StatResponse, UsersChunk
-from tests.harness.backend import backend, chunks, user
+from tests.harness.backend import chunks, user
 from tests.harness.controller import Controller, ControllerError, RestController, RpcController, refused
+from tests.harness.grounds import GROUNDS, XRAY, Ground
 from tests.harness.inbounds import Kind as Inbound
 from tests.harness.node import NodeProcess
 from tests.harness.ports import free_port
@@ -46,11 +47,13 @@ from tests.harness.rpc import Rpc
 from tests.harness.transports import raw
 from tests.harness.users import TestUser
 from tests.harness.wait import until
+from tests.test_core_faults import as_is
 
 MEBIBYTE = 1024 * 1024
 VLESS = Inbound("vless-raw", vless(), raw())
 ALICE = user(TestUser.new("42"), {"in": VLESS})
-BACKEND = backend([VLESS.inbound(free_port(), "in")], [ALICE])
+BACKENDS = {ground.name: ground.backend([ground.inbound(VLESS, free_port(), "in")], [ALICE]) for ground in GROUNDS}
+BACKEND = BACKENDS[XRAY.name]
 GARBAGE = b"\xff"
 PROTOBUF = ("Content-Type", "application/x-protobuf")
 
@@ -238,9 +241,20 @@ def idle(node: NodeProcess) -> NodeProcess:
 @pytest.fixture
 def running(node: NodeProcess) -> NodeProcess:
     """The node with one VLESS inbound and ALICE."""
+    return running_on(XRAY, node)
+
+
+@pytest.fixture
+def running_each(node: NodeProcess, ground: Ground) -> NodeProcess:
+    """The same on each core."""
+    return running_on(ground, node)
+
+
+def running_on(ground: Ground, node: NodeProcess) -> NodeProcess:
     controller = RestController(node)
-    if not controller.info().running:
-        controller.start(BACKEND)
+    info = controller.info()
+    if (info.running, info.core_type) != (True, ground.name):
+        controller.start(BACKENDS[ground.name])
     return node
 
 
@@ -248,8 +262,8 @@ def bearer(node: NodeProcess, dialect: Dialect = "bearer") -> Pairs:
     return list(credentials(node.key, dialect).items())
 
 
-def sample(method: Method) -> bytes:
-    request = SAMPLES.get(method.name)
+def sample(method: Method, ground: Ground = XRAY) -> bytes:
+    request = BACKENDS[ground.name] if method.name == "Start" else SAMPLES.get(method.name)
     return request.SerializeToString() if request else b""
 
 
@@ -320,9 +334,9 @@ def test_without_backend(idle: NodeProcess, wire: Wire, key: Pairs, method: Meth
 
 @each_transport
 @each_method
-def test_with_backend(running: NodeProcess, wire: Wire, key: Pairs, method: Method) -> None:
+def test_with_backend(running_each: NodeProcess, ground: Ground, wire: Wire, key: Pairs, method: Method) -> None:
     """Every method succeeds on a running backend, with the message that the contract names; or says that it cannot."""
-    reply = wire.call(method, sample(method), key)
+    reply = wire.call(method, sample(method, ground), key)
     if not method.built:
         assert reply.is_error(Unsupported)
     else:
@@ -494,31 +508,32 @@ def test_connection_is_kept(node: NodeProcess) -> None:
 
 
 @each_transport
-def test_start_and_info(idle: NodeProcess, controller: Controller) -> None:
-    """Start answers as info does: running, with the versions that controllers look at."""
+def test_start_and_info(idle: NodeProcess, ground: Ground, controller: Controller) -> None:
+    """Start answers as info does: running, with the versions that controllers look at. Stopped, it is as before."""
     before = controller.info()
     assert (before.running, before.state, before.core_type) == (False, "stopped", "xray")
-    started = controller.start(BACKEND)
-    assert (started.running, started.state, started.core_type) == (True, "running", "xray")
+    started = controller.start(BACKENDS[ground.name])
+    assert (started.running, started.state, started.core_type) == (True, "running", ground.name)
     assert tuple(map(int, started.version.split("."))) >= (0, 2, 0)
     assert tuple(map(int, started.core_version.split("."))) >= (1, 8, 0)
+    assert started.version == before.version
     assert controller.info() == started
     controller.stop()
     after = controller.info()
-    assert (after.running, after.state) == (False, "stopped")
-    assert (after.version, after.core_version) == (started.version, started.core_version)
+    assert after.reason
+    after.reason = before.reason
+    assert after == before
 
 
 @each_transport
-def test_refused_start(idle: NodeProcess, controller: Controller) -> None:
+def test_refused_start(idle: NodeProcess, ground: Ground, controller: Controller) -> None:
     """A configuration that the core refuses comes back with the core's own words, and changes nothing."""
     for _ in range(2):
-        with refused(400, "INVALID_ARGUMENT", "unknown config id: nonsense"):
-            controller.start(backend([{"port": free_port(), "protocol": "nonsense"}]))
-        with refused(400, "INVALID_ARGUMENT"):
-            controller.start(service_pb2.Backend(config="not JSON"))
+        for config, why in ground.refusals.values():
+            with refused(400, "INVALID_ARGUMENT", why):
+                controller.start(as_is(ground, config))
         running = controller.info().running
-        controller.start(BACKEND)
+        controller.start(BACKENDS[ground.name])
     assert (running, controller.info().running) == (True, True)
 
 
@@ -536,7 +551,7 @@ def test_system_stats(idle: NodeProcess, controller: Controller) -> None:
 
 
 @each_transport
-def test_backend_stats(running: NodeProcess, controller: Controller) -> None:
+def test_backend_stats(running_each: NodeProcess, controller: Controller) -> None:
     """The core's figures are there, possible, and go on."""
     first = controller.backend_stats()
     assert first.num_goroutine > 0
@@ -548,7 +563,7 @@ def test_backend_stats(running: NodeProcess, controller: Controller) -> None:
 
 
 @each_transport
-def test_unknown_names(running: NodeProcess, controller: Controller) -> None:
+def test_unknown_names(running_each: NodeProcess, controller: Controller) -> None:
     """A name that is not known is told from one that has no traffic."""
     for ask in (
         lambda: controller.stats(service_pb2.UserStat, "nobody"),

@@ -24,7 +24,7 @@ from tests.harness import transfer
 from tests.harness.backend import chunks
 from tests.harness.controller import Controller, ControllerError, RestController, RpcController, refused, traffic
 from tests.harness.echo import EchoServer
-from tests.harness.grounds import Ground
+from tests.harness.grounds import GROUNDS, Ground
 from tests.harness.inbounds import Kind
 from tests.harness.node import NodeProcess
 from tests.harness.rest import Rest, credentials, delimited
@@ -54,6 +54,11 @@ def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
 @pytest.fixture
 def work(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
     return Place(all_kinds["trojan-tls"], "work", ground=ground)
+
+
+def over_panel(transport: str) -> pytest.MarkDecorator:
+    """For a test that needs `panel` over one transport only."""
+    return pytest.mark.parametrize("panel", [transport], indirect=True)
 
 
 @pytest.fixture(params=list(PANELS))
@@ -179,6 +184,7 @@ def test_identical_start_renews_keep_alive(node: NodeProcess, home: Place, contr
     assert controller.info().running
 
 
+@over("rest")
 def test_start_with_other_users(node: NodeProcess, home: Place, echo: EchoServer, controller: Controller) -> None:
     """Users of a Start that changes nothing else come and go live; who did not change notices nothing."""
     changed = TestUser.new(DORA.email)
@@ -214,6 +220,7 @@ def test_unknown_type(node: NodeProcess, home: Place, echo: EchoServer, controll
         controller.start(Backend(type=BackendType.WIREGUARD, config="{}"))
 
 
+@over("grpc")
 def test_users_of_a_start_that_is_refused(
     node: NodeProcess, home: Place, echo: EchoServer, controller: Controller
 ) -> None:
@@ -318,6 +325,7 @@ def test_panel_that_says_stop_and_start(
         assert gets_in(home, CARL, echo)
 
 
+@over_panel("grpc")
 def test_removed_in_the_grace(
     node: NodeProcess, home: Place, echo: EchoServer, panel: RestController | RpcController
 ) -> None:
@@ -336,6 +344,7 @@ def test_removed_in_the_grace(
     assert lets_in(node, home, [ANNA, CARL], echo)
 
 
+@over_panel("rest")
 def test_refused_config_of_a_panel(
     node: NodeProcess, home: Place, echo: EchoServer, panel: RestController | RpcController
 ) -> None:
@@ -350,6 +359,7 @@ def test_refused_config_of_a_panel(
         run(panel, [home], [member(ANNA, home)])
 
 
+@over("grpc")
 def test_other_stops_and_starts(
     node: NodeProcess, home: Place, work: Place, echo: EchoServer, controller: Controller
 ) -> None:
@@ -434,15 +444,22 @@ def test_users_of_the_time_without_a_core(fickle: Fickle, home: Place, echo: Ech
         assert gets_in(home, DORA, echo)
 
 
-def test_core_that_hangs(node: NodeProcess, home: Place, echo: EchoServer) -> None:
-    """A core that lives and does not answer is replaced by one that does; nothing waits for it meanwhile."""
-    with control(node, "rest") as controller:
-        run(controller, [home], [member(ANNA, home)])
-        hung = core(node)
-        os.kill(hung, signal.SIGSTOP)
-        until(lambda: node.core_pids() not in ([], [hung]), 25, "another core runs")
-        in_state(controller, "running")
-        assert gets_in(home, ANNA, echo)
+def test_cores_that_hang(tmp_path: Path, all_kinds: Mapping[str, Kind], echo: EchoServer) -> None:
+    """A core that lives and does not answer is replaced by one that does. All at once: each takes some 15 s."""
+    with ExitStack() as stack:
+        hung: dict[NodeProcess, int] = {}
+        places: dict[NodeProcess, Place] = {}
+        for ground in GROUNDS:
+            (directory := tmp_path / ground.name).mkdir()
+            node = stack.enter_context(NodeProcess(directory))
+            home = places[node] = Place(all_kinds["vless-raw"], "home", ground=ground)
+            run(stack.enter_context(control(node, "rest")), [home], [member(ANNA, home)])
+            hung[node] = core(node)
+            os.kill(hung[node], signal.SIGSTOP)
+        for node, pid in hung.items():
+            until(lambda: node.core_pids() not in ([], [pid]), 25, "another core runs")  # noqa: B023
+            in_state(stack.enter_context(control(node, "grpc")), "running")
+            assert gets_in(places[node], ANNA, echo)
 
 
 # Many at once

@@ -21,6 +21,7 @@ from tests.harness.controller import Controller, ControllerError
 from tests.harness.core import XrayClient
 from tests.harness.cover import CoverServer
 from tests.harness.echo import EchoServer
+from tests.harness.grounds import Ground
 from tests.harness.inbounds import NAMES, Kind
 from tests.harness.node import NodeProcess
 from tests.harness.ports import free_port
@@ -29,7 +30,7 @@ from tests.harness.wait import until
 
 # What Xray leaves out of an inbound's downlink, for a connection.
 UNCOUNTED = 8192
-ANNA, BERT = TestUser.new("Anna@test"), TestUser.new("bert@test")
+ANNA, BERT, CORA = TestUser.new("Anna@test"), TestUser.new("bert@test"), TestUser.new("cora@test")
 
 
 class Traffic(NamedTuple):
@@ -201,8 +202,8 @@ def test_inbounds_beside_hysteria(all_kinds: Mapping[str, Kind], echo: EchoServe
 
 
 @pytest.fixture
-def home(all_kinds: Mapping[str, Kind]) -> Place:
-    return Place(all_kinds["vless-raw"], "home")
+def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
+    return Place(all_kinds["vless-raw"], "home", ground=ground)
 
 
 @pytest.fixture
@@ -235,7 +236,8 @@ def test_reset_of_one(counters: Traffic, controller: Controller, home: Place) ->
     assert counted(controller, UserStat, ANNA.email) == Traffic(0, 0)
     assert counted(controller, Outbound, "direct") == Traffic(0, 0)
     assert listed(controller, Inbounds) == others
-    assert counted(controller, Inbound, home.tag, reset=True).uplink > counters.uplink
+    # Xray counts the protocol's own bytes as well.
+    assert counted(controller, Inbound, home.tag, reset=True).uplink >= counters.uplink
     assert counted(controller, Inbound, home.tag) == Traffic(0, 0)
 
 
@@ -245,11 +247,10 @@ def test_rows(counters: Traffic, controller: Controller, home: Place) -> None:
         (ANNA.email, "uplink"): counters.uplink,
         (ANNA.email, "downlink"): counters.downlink,
     }
-    assert listed(controller, Outbounds) == {
+    silent = {(tag, direction): 0 for tag in home.ground.outbounds[1:] for direction in Traffic._fields}
+    assert listed(controller, Outbounds) == silent | {
         ("direct", "uplink"): counters.uplink,
         ("direct", "downlink"): counters.downlink,
-        ("block", "uplink"): 0,
-        ("block", "downlink"): 0,
     }
     inbounds = listed(controller, Inbounds)
     assert {(home.tag, "uplink"), (home.tag, "downlink")} <= inbounds.keys()
@@ -287,10 +288,11 @@ def test_sync_loses_nothing(counters: Traffic, controller: Controller, home: Pla
     before = seen(echo)
     with connection(home, BERT, echo) as link:
         transfer.download(link, 10_000)
-        controller.sync_users([member(BERT, home), member(TestUser.new("cora@test"), home)])
+        controller.sync_users([member(BERT, home), *([member(CORA, home)] if home.ground.live else [])])
         transfer.upload(link, 20_000)
         moved = seen(echo).minus(before)
         assert counted(controller, UserStat, BERT.email) == moved
+        controller.sync_users([member(BERT, home), member(CORA, home), member(ANNA, home)])
     assert listed(controller, UsersStat) == {
         (ANNA.email, "uplink"): counters.uplink,
         (ANNA.email, "downlink"): counters.downlink,
@@ -308,7 +310,8 @@ def test_online(counters: Traffic, controller: Controller, home: Place, echo: Ec
         assert list(reply.ips) == [SOURCE]
         assert abs(reply.ips[SOURCE] - time.time()) < 60
         with way(home, BERT, source="127.0.0.3") as port, transfer.connect(port, echo):
-            assert controller.online(BERT.email).value == 2
+            # sing-box's list may be 0.2 s old.
+            until(lambda: controller.online(BERT.email).value == 2, 1, "he is online from there, too")
             assert set(controller.online_ips(BERT.email).ips) == {SOURCE, "127.0.0.3"}
     until(lambda: controller.online(BERT.email).value == 0, what="he is offline")
     assert not controller.online_ips(BERT.email).ips

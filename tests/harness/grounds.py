@@ -34,6 +34,7 @@ class Ground:
     the core ends them, and a client of Xray's may be `late` seconds in telling. `sniffing` makes an inbound wait for a
     connection's first bytes before it is opened. `brief` and `verbose` are settings of the log: with both the core says
     that it has started, with the second lines with `detail`, too. `traces` are what its own API would leave there.
+    `outbounds` are those of `config`, the one that traffic takes first.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Ground:
     verbose: Json = field(hash=False)
     detail: str
     traces: tuple[str, ...]
+    outbounds: tuple[str, ...]
 
     def backend(
         self,
@@ -184,6 +186,7 @@ XRAY = Ground(
     verbose={"loglevel": "debug", "access": ""},
     detail="[Debug]",
     traces=(" accepted ", ".sock", "StatsService", "HandlerService"),
+    outbounds=("direct", "block"),
 )
 SING_BOX = Ground(
     "sing-box",
@@ -207,5 +210,6 @@ SING_BOX = Ground(
     verbose={"level": "trace"},
     detail="TRACE",
     traces=("did not closed", "service/", "v2ray", "StartedService", "StatsService"),
+    outbounds=("direct",),
 )
 GROUNDS = (XRAY, SING_BOX)
