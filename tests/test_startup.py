@@ -78,7 +78,7 @@ class Place:
         """What a node says that must not start: it ends with status 1, without a traceback, and leaves no process."""
         child = Child(_argv(*options), self._environment(environment), directory=self.directory)
         try:
-            status = child.wait(5)
+            status = child.wait(20)
         finally:
             child.kill()
         assert status == 1, child.output
