@@ -1,21 +1,32 @@
-"""A core that comes up: waiting until it answers, and saying why it does not."""
+"""A core that comes up: building what it runs from, waiting until it answers, and saying why it does not."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThreadPool
 
 from drivers.process import CoreProcess
 from node.errors import CoreFailed, InvalidConfig, PortTaken
+from node.users import Accounts
 
+# Above this many users a configuration is built in the reactor's pool.
+BUILD_INLINE = 5000
 # Seconds between two looks at a core that is starting.
 POLL = 0.002
 # Seconds that one question to it may take.
 CALL = 1.0
 # Lines of the core in the text of an error.
 LAST_LINES = 5
+
+
+async def built(reactor: Any, target: Mapping[str, Accounts], build: Callable[..., bytes], *arguments: Any) -> bytes:
+    """What `build` makes of its arguments for these users; in the reactor's pool where they are many."""
+    if sum(map(len, target.values())) <= BUILD_INLINE:
+        return build(*arguments)
+    return await deferToThreadPool(reactor, reactor.getThreadPool(), build, *arguments)
 
 
 async def ready(

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from twisted.internet.task import deferLater
-from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 
 from drivers import json_text, process, starting
@@ -28,8 +26,6 @@ START_SECONDS = 5.0
 PORT_RETRY = 0.05
 # Seconds for which changes are collected: bringing them into force ends everybody's connections.
 WINDOW = 0.3
-# Above this many users a configuration is built in the reactor's pool.
-BUILD_INLINE = 5000
 # Where the core finds the file of live users: a descriptor, so that their keys are in no directory.
 _ROLL = 3
 _STDIN = ("-c", "stdin", "--disable-color")
@@ -74,7 +70,7 @@ class SingBox:
         executable = await self._installation.current()
         endpoint = _endpoint(executable, plan)
         text = await self._render(plan, endpoint, target, f"/proc/self/fd/{_ROLL}")
-        roll = await self._pooled(target, config.roll, plan, endpoint, target)
+        roll = await starting.built(self._host.reactor, target, config.roll, plan, endpoint, target)
         core = self._spawn(executable, text, roll, endpoint)
         api = Api(endpoint, plan.live)
         aio = self._host.aio
@@ -94,9 +90,10 @@ class SingBox:
         """What is free is in force at once; the rest takes a new core, which ends all connections."""
         free = generation.free(changes)
         refused = await generation.admit(free)
-        coming = [change for change in changes if change not in set(free)] if len(free) < len(changes) else []
-        if not coming:
+        if len(free) == len(changes):
             return generation, refused
+        admitted = set(free)
+        coming = [change for change in changes if change not in admitted]
         newest, not_brought = await self.bring_in(generation, coming, end)
         return newest, refused + not_brought
 
@@ -152,13 +149,7 @@ class SingBox:
     async def _render(
         self, plan: config.Plan, api: config.Endpoint, target: Mapping[str, Accounts], roll: str = ""
     ) -> bytes:
-        return await self._pooled(target, config.render, plan, api, target, roll)
-
-    async def _pooled(self, target: Mapping[str, Accounts], build: Callable[..., bytes], *arguments: Any) -> bytes:
-        """Build something for these users, in the reactor's pool where they are many."""
-        if sum(map(len, target.values())) <= BUILD_INLINE:
-            return build(*arguments)
-        return await deferToThreadPool(self._host.reactor, self._host.reactor.getThreadPool(), build, *arguments)
+        return await starting.built(self._host.reactor, target, config.render, plan, api, target, roll)
 
     def _spawn(self, executable: Executable, text: bytes, roll: bytes, endpoint: config.Endpoint) -> CoreProcess:
         core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint))

@@ -8,8 +8,6 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from twisted.internet.threads import deferToThreadPool
-
 from drivers import json_text, process, starting
 from drivers.interface import End, Host
 from drivers.process import CoreProcess
@@ -25,8 +23,6 @@ from node.users import Accounts, Change, Refusal
 DIRECT_API = (26, 5, 3)
 # Xray's exit code for a configuration that it does not take; a port that is taken has another.
 REFUSED = 23
-# Above this many users a configuration is built in the reactor's pool.
-BUILD_INLINE = 5000
 _FROM_PROTOBUF = ("-format", "protobuf", "-c", "stdin:")
 _CHATTER = re.compile(r"^(\d{4}/\d\d/\d\d |Output ProtoBuf file|Xray \d|A unified platform)")
 
@@ -62,7 +58,8 @@ class Xray:
         target = {tag: dict(accounts) for tag, accounts in target.items()}
         xray = await self._installation.current()
         api, connections = self._new_api(xray), Connections(self._host.reactor, plan.doors)
-        message, files = await self._render(plan, api, target), xray.files()
+        message = await starting.built(self._host.reactor, target, config.render, plan, api, target)
+        files = xray.files()
         core = self._spawn(xray, message, api, _sifter(api, connections, plan.shown))
         channel = Api(api.socket)
         await self._ready(core, channel, Path(api.socket), seconds)
@@ -91,12 +88,6 @@ class Xray:
         if done.code != 0:
             raise starting.refused(_cause(done.lines))
         return done
-
-    async def _render(self, plan: config.Plan, api: config.Endpoint, target: Mapping[str, Accounts]) -> bytes:
-        if sum(map(len, target.values())) <= BUILD_INLINE:
-            return config.render(plan, api, target)
-        pool = self._host.reactor.getThreadPool()
-        return await deferToThreadPool(self._host.reactor, pool, config.render, plan, api, target)
 
     def _new_api(self, xray: Executable) -> config.Endpoint:
         token = secrets.token_hex(8)
