@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import psutil
@@ -117,16 +117,25 @@ def test_no_resume(tmp_path: Path, home: Place) -> None:
         assert not node.core_pids()
 
 
-def test_a_resume_that_fails_is_tried_again(tmp_path: Path, home: Place, echo: EchoServer) -> None:
-    """A core that is not there when the node starts is waited for; `info` and the log tell what is missing."""
-    executable = tmp_path / "core"
+@contextmanager
+def bereft(directory: Path, home: Place) -> Iterator[tuple[NodeProcess, RestController, Path]]:
+    """A node that has Anna to resume, and whose core is gone; where the core was."""
+    executable = directory / "core"
     executable.symlink_to(home.ground.executable())
-    settings = {home.ground.variable: str(executable)}
-    with NodeProcess(tmp_path, **settings) as node, control(node, "rest") as controller:
+    with (
+        NodeProcess(directory, **{home.ground.variable: str(executable)}) as node,
+        closing(RestController(node)) as controller,
+    ):
         run(controller, [home], [member(ANNA, home)])
         node.kill()
         executable.unlink()
         node.start()
+        yield node, controller, executable
+
+
+def test_a_resume_that_fails_is_tried_again(tmp_path: Path, home: Place, echo: EchoServer) -> None:
+    """A core that is not there when the node starts is waited for; `info` and the log tell what is missing."""
+    with bereft(tmp_path, home) as (_, controller, executable):
         assert str(executable) in in_state(controller, "failed")
         with controller.logs() as logs:
             logs.find("not resumed")
@@ -139,14 +148,8 @@ def test_a_resume_that_fails_is_tried_again(tmp_path: Path, home: Place, echo: E
 
 def test_a_start_while_it_is_tried(tmp_path: Path, home: Place, all_kinds: Mapping[str, Kind]) -> None:
     """A controller that comes meanwhile is heard, and what failed before is not tried any more."""
-    executable, work = tmp_path / "core", Place(all_kinds["trojan-tls"], "work", ground=home.ground)
-    executable.symlink_to(home.ground.executable())
-    settings = {home.ground.variable: str(executable)}
-    with NodeProcess(tmp_path, **settings) as node, control(node, "rest") as controller:
-        run(controller, [home], [member(ANNA, home)])
-        node.kill()
-        executable.unlink()
-        node.start()
+    work = Place(all_kinds["trojan-tls"], "work", ground=home.ground)
+    with bereft(tmp_path, home) as (node, controller, executable):
         in_state(controller, "failed")
         executable.symlink_to(home.ground.executable())
         run(controller, [work], [member(BERT, work)])
