@@ -17,12 +17,12 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from twisted.logger import Logger
 
 from node.auth import Authenticator, dialect
 from node.calls import Calls, LogReader, OpenFeed, Reply, settles
 from node.errors import NodeError, Unauthenticated
 from node.methods import MAX_BODY, METHODS, SERVICE, Kind, Method
+from node.serving import Serving
 from protos.service_pb2 import Log
 
 # Seconds that calls under way may take to end at shutdown.
@@ -30,6 +30,11 @@ GRACE = 1.0
 # Messages of a stream that may wait to be handed over; then no more are read.
 BATCH = 256
 BATCH_BYTES = 1024 * 1024
+# Connections at once; more are closed unanswered.
+MAX_CONNECTIONS = 256
+# Seconds for a handshake, and for a connection without calls.
+HANDSHAKE = 10
+IDLE = 120
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_BODY),
     ("grpc.max_send_message_length", MAX_BODY),
@@ -40,6 +45,10 @@ _OPTIONS = [
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.max_concurrent_streams", 1000),
+    # Strangers: so many connections, so much time for a handshake and for a connection without calls.
+    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE * 1000),
+    ("grpc.max_connection_idle_ms", IDLE * 1000),
 ]
 
 # grpc.aio.ServicerContext; grpcio has no types.
@@ -50,29 +59,31 @@ T = TypeVar("T")
 class RpcServer:
     """Serves METHODS on one port."""
 
-    log = Logger()
-
     def __init__(self, aio: Aio, calls: Calls, authenticator: Authenticator) -> None:
         self._aio = aio
-        self._server: Any = None
+        self._serving: Serving | None = None
         self._gate = _Gate(authenticator)
         self._handlers = _Handlers(aio, calls)
 
-    async def start(self, host: str, port: int, credentials: grpc.ServerCredentials) -> None:
-        """Bind and serve. Raises `OSError` if the port cannot be had."""
-        self._server = grpc.aio.server(options=_OPTIONS, interceptors=(self._gate,))
-        self._server.add_generic_rpc_handlers((self._handlers,))
-        _add_official_services(self._server)
-        try:
-            self._server.add_secure_port(_address(host, port), credentials)
-        except RuntimeError as fault:
-            raise OSError(f"gRPC cannot listen on port {port}: {fault}") from fault
-        await self._server.start()
+    async def start(self, host: str, port: int, credentials: Callable[[], grpc.ServerCredentials]) -> None:
+        """Bind and serve, each server with credentials of its own. Raises `OSError` if the port cannot be had."""
+        self._serving = Serving(lambda: self._bound(host, port, credentials()))
+        await self._serving.start()
 
     async def stop(self) -> None:
         """Take no more calls, give those under way a moment, end the rest."""
-        if self._server is not None:
-            await self._server.stop(GRACE)
+        if self._serving is not None:
+            await self._serving.stop(GRACE)
+
+    def _bound(self, host: str, port: int, credentials: grpc.ServerCredentials) -> Any:
+        server = grpc.aio.server(options=_OPTIONS, interceptors=(self._gate,))
+        server.add_generic_rpc_handlers((self._handlers,))
+        _add_official_services(server)
+        try:
+            server.add_secure_port(_address(host, port), credentials)
+        except RuntimeError as fault:
+            raise OSError(f"gRPC cannot listen on port {port}: {fault}") from fault
+        return server
 
 
 class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]

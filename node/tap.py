@@ -158,7 +158,7 @@ class NodeService(Service):
     def _listen_grpc(self) -> None:
         port = self._settings.grpc_port
         if port is not None:
-            start = self._rpc.start(self._settings.host, port, self._certificates.grpc_credentials())
+            start = self._rpc.start(self._settings.host, port, self._certificates.grpc_credentials)
             self._aio.block(start, BIND_SECONDS)
 
     def _listen_rest(self) -> None:

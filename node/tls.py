@@ -170,7 +170,8 @@ class Certificates:
         """Read the files, now to be served. Raises BadPair, and what was served before stays."""
         self._seen = self._stamp()  # before reading, so that a change in between is noticed later
         pair = read_pair(self._cert_file, self._key_file)
-        self._served = _Served(pair, _context(pair, self._cert_file), _grpc_configuration(pair))
+        if self._served is None or pair != self._served.pair:
+            self._served = _Served(pair, _context(pair, self._cert_file), _grpc_configuration(pair))
         self._report(pair)
 
     def reload(self) -> bool:
@@ -202,8 +203,8 @@ class Certificates:
         """`grpc.ServerCredentials` for `add_secure_port`, of `grpc.server` and `grpc.aio.server`."""
         import grpc
 
-        # gRPC asks at every connection, on a thread of its own, hence one attribute read and nothing more.
-        return grpc.dynamic_ssl_server_credentials(self.current.grpc, lambda: self.current.grpc)
+        fetcher = _Fetcher(self)
+        return grpc.dynamic_ssl_server_credentials(fetcher.given.grpc, fetcher)
 
     def _stamp(self) -> Stamp:
         return tuple(_file_stamp(file) for file in (self._cert_file, self._key_file))
@@ -214,6 +215,24 @@ class Certificates:
             self.log.info("serving {file}, valid until {end}", file=str(self._cert_file), end=str(end))
         else:
             self.log.warn("{file} expired at {end}: clients will refuse it", file=str(self._cert_file), end=str(end))
+
+
+class _Fetcher:
+    """Tells one server's gRPC, at every connection and on a thread of its own, whether there is a new configuration.
+
+    gRPC frees what the old one stands for while other threads may be using it: it is given one only if it changed.
+    """
+
+    def __init__(self, certificates: Certificates) -> None:
+        self._certificates = certificates
+        self.given = certificates.current
+
+    def __call__(self) -> Any:
+        current = self._certificates.current
+        if current is self.given:
+            return None
+        self.given = current
+        return current.grpc
 
 
 def _file_stamp(file: Path) -> tuple[int, ...] | None:

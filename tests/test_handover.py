@@ -383,7 +383,7 @@ class GrpcTests(HandoverCase):
         self.addCleanup(self.aio.stopService)
         self.server = RpcServer(self.aio, self.calls, Authenticator(KEY))
         self.port = free_port()
-        await self.aio.run(self.server.start("127.0.0.1", self.port, self.certificates.grpc_credentials()))
+        await self.aio.run(self.server.start("127.0.0.1", self.port, self.certificates.grpc_credentials))
         self.addCleanup(lambda: self.aio.run(self.server.stop()))
 
     async def ask(self, reply: StatResponse, window: int = 65_535, deadline: str = "60S") -> GrpcWire:

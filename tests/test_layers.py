@@ -30,7 +30,7 @@ ROWS = (
     },
     {"drivers"},
     set[str](),
-    {"node.rest", "node.rpc", "node.site", "node.cli"},
+    {"node.rest", "node.rpc", "node.serving", "node.site", "node.cli"},
     {"node.tap"},
     {"twisted.plugins"},
 )
@@ -157,7 +157,7 @@ def test_no_circles() -> None:
 
 def test_transports_do_not_know_each_other() -> None:
     """REST and gRPC share what is behind them, nothing else."""
-    rest, rpc = {"node.rest", "node.site"}, {"node.rpc"}
+    rest, rpc = {"node.rest", "node.site"}, {"node.rpc", "node.serving"}
     for one, other in ((rest, rpc), (rpc, rest)):
         assert not {target for name in one for target in own_imports(name)} & other
 
@@ -223,7 +223,7 @@ API = {name for name in modules() if within(name, "drivers") and name.endswith("
     ("packages", "allowed"),
     [
         (["threading", "concurrent", "multiprocessing", "queue"], {"node.aio"}),
-        (["asyncio"], {"node.aio", "node.rpc"} | API),
+        (["asyncio"], {"node.aio", "node.rpc", "node.serving"} | API),
         (["klein"], {"node.rest"}),
         (["twisted.web", "werkzeug"], {"node.rest", "node.site", "drivers.sing_box.live"}),
         (["twisted.web.client"], {"drivers.sing_box.live"}),

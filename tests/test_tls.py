@@ -444,6 +444,15 @@ class WatchTests(TestCase):
         self.clock.pump([10, 10])
         self.assertIs(self.certificates.current, before)
 
+    def test_files_that_are_the_same(self) -> None:
+        """Files that were written anew with what they had are loaded, and change nothing for new connections."""
+        before = self.certificates.current
+        self.files.put(self.files.cert.read_bytes(), self.files.key.read_bytes())
+        self.assertTrue(self.certificates.changed())
+        self.clock.advance(10)
+        self.assertFalse(self.certificates.changed())
+        self.assertIs(self.certificates.current, before)
+
     def test_a_renewal(self) -> None:
         """New files are served at the next look."""
         new = self.files.fresh("second")

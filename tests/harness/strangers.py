@@ -1,0 +1,76 @@
+"""Those who do not know the key and come all the same: to a port of the node, in bulk or in a bad way."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import Event, StreamEnded, StreamReset
+from h2.exceptions import ProtocolError
+
+from tests.harness.process import Child
+
+# Rounds of ten bare connections and a handshake, each told by a line.
+_KNOCK = """\
+import socket, ssl, sys
+
+address = "127.0.0.1", int(sys.argv[1])
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+context.set_alpn_protocols(["h2"])
+while True:
+    print("a round", flush=True)
+    for number in range(11):
+        try:
+            with socket.create_connection(address, 5) as link:
+                if number == 10:
+                    context.wrap_socket(link).close()
+        except OSError:
+            pass
+"""
+
+
+@contextmanager
+def knocking(port: int, processes: int = 2) -> Iterator[Callable[[], int]]:
+    """Processes that connect to the port all the time inside the block, and say nothing or no more than a handshake.
+
+    Yields a function that tells how many rounds each of them has done.
+    """
+    with ExitStack() as stack:
+        argv = [sys.executable, "-ISc", _KNOCK, str(port)]
+        children = [stack.enter_context(Child(argv, {"PATH": os.defpath})) for _ in range(processes)]
+        yield lambda: min(len(child.lines) for child in children)
+
+
+def blind() -> ssl.SSLContext:
+    """A client's context that trusts whatever comes."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    return context
+
+
+def call(port: int, path: bytes) -> None:
+    """One call over gRPC without a key, of any path, and what comes back of it to its end."""
+    configuration = H2Configuration(header_encoding=None, validate_outbound_headers=False)
+    connection = H2Connection(configuration)
+    connection.initiate_connection()
+    names = (b":method", b":scheme", b":path", b":authority", b"te", b"content-type")
+    values = (b"POST", b"https", path, b"node", b"trailers", b"application/grpc")
+    connection.send_headers(1, list(zip(names, values, strict=True)), end_stream=True)
+    with socket.create_connection(("127.0.0.1", port), 5) as raw, blind().wrap_socket(raw) as link:
+        link.sendall(connection.data_to_send())
+        # h2 takes nothing more once the node has said that the connection will end.
+        with suppress(ProtocolError):
+            while not any(map(_ends, connection.receive_data(link.recv(65_536)))):
+                link.sendall(connection.data_to_send())
+
+
+def _ends(event: Event) -> bool:
+    return isinstance(event, StreamEnded | StreamReset)

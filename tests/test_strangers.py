@@ -1,0 +1,52 @@
+"""Strangers at the node's ports: whatever they do, it lives on and serves those who have the key."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from protos.service_pb2 import Empty
+from tests.harness import certs
+from tests.harness.controller import RpcController
+from tests.harness.node import NodeProcess
+from tests.harness.rpc import Rpc
+from tests.harness.strangers import call, knocking
+from tests.harness.wait import until
+from tests.test_transport import der, served
+
+
+def test_knocking_while_the_certificate_is_renewed(tmp_path: Path) -> None:
+    """Connections and handshakes without an end, and renewals meanwhile, do not end the node."""
+    with NodeProcess(tmp_path) as node:
+        with knocking(node.grpc_port) as rounds:
+            for number in range(3):
+                before = rounds()
+                renew(node, tmp_path / str(number))
+                until(lambda: rounds() > before + 40, 30, "strangers knock")  # noqa: B023
+        assert RpcController(node).info().version
+
+
+def renew(node: NodeProcess, directory: Path) -> None:
+    """Put another certificate in place and wait until the gRPC port serves it."""
+    directory.mkdir()
+    pair = certs.make(directory, ["localhost", node.host])
+    pair.certificate.replace(node.certificate.certificate)
+    pair.key.replace(node.certificate.key)
+    os.kill(node.pid, signal.SIGHUP)
+    wanted = der(node.certificate.certificate)
+    until(lambda: served(node.grpc_port) == wanted, what="the new certificate")
+
+
+def test_a_path_that_is_no_text(tmp_path: Path) -> None:
+    """A call whose path is not UTF-8 ends nobody's stream, and the port serves again at once, each time."""
+    with NodeProcess(tmp_path) as node, Rpc(node) as before, RpcController(node).logs() as reader:
+        until(lambda: reader.lines, what="the stream is open")
+        for _ in range(10):
+            call(node.grpc_port, b"/\xff")
+            with Rpc(node) as late:
+                until(lambda: late.GetBaseInfo(Empty(), wait_for_ready=True).version, 5, "a new controller is served")
+        assert before.GetBaseInfo(Empty(), wait_for_ready=True).version
+        assert not reader.ended
+        assert sum("gRPC server" in line for line in node.lines) == 1
+        assert not any("Traceback" in line or "stderr" in line for line in node.lines)
