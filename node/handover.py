@@ -68,10 +68,10 @@ def written(transport: Any) -> int:
     below = tcp(transport)
     if isinstance(transport, BufferingTLSTransport):
         transport._aggregator.flush()
-    return progress(below.getHandle()).given + _queued(below)
+    return progress(below.getHandle()).given + queued(below)
 
 
-def _queued(below: Any) -> int:
+def queued(below: Any) -> int:
     """Bytes that the kernel was not given yet."""
     return int(len(below.dataBuffer) - below.offset + below._tempDataLen)
 
@@ -97,7 +97,7 @@ class Handovers:
             if reason.check(ConnectionAborted):
                 handover.give_up()
             else:
-                handover.lost(short=_queued(tcp(transport)) > 0)
+                handover.lost(short=queued(tcp(transport)) > 0)
 
     def close(self) -> None:
         """The node ends: settle everything by what is known now."""

@@ -23,13 +23,12 @@ from twisted.web.resource import IResource
 
 from node.auth import Authenticator, Dialect, dialect
 from node.errors import Internal, InvalidRequest, NodeError, RequestTimeout, TooLarge
-from node.handover import Handovers, tcp
+from node.handover import Handovers, queued, tcp
 from node.methods import MAX_BODY
+from node.places import Places
 
 # Seconds in which a client that acknowledges nothing, or takes nothing, counts as gone (tcp(7), TCP_USER_TIMEOUT).
 DEAD_AFTER = 30
-# Connections turned away are worth one line, and another only after this many seconds without any.
-_QUIET = 60.0
 
 _KEEP_ALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -48,13 +47,14 @@ _logger = Logger()
 class Limits:
     """What a client may take. Times are in seconds and absolute: what trickles in does not prolong them.
 
-    `deadline` is for the headers, `body_deadline` from there to the end of the body: 64 MiB in 120 s is a line of
-    4.5 Mbit/s, and no known client waits for longer than 30 s. `idle` is for the time between two requests. `linger` is
-    for a refused client: it may still send, so that a reset does not destroy the answer before it is read.
+    `deadline` is for the headers, of the first request together with TLS's handshake. `body_deadline` is from there to
+    the end of the body: 64 MiB in 120 s is a line of 4.5 Mbit/s, and no known client waits for longer than 30 s. `idle`
+    is for the time between two requests. `linger` is for a refused client: it may still send, so that a reset does not
+    destroy the answer before it is read.
     """
 
     max_body: int = MAX_BODY
-    deadline: float = 30.0
+    deadline: float = 10.0
     body_deadline: float = 120.0
     idle: float = 60.0
     linger: float = 5.0
@@ -109,34 +109,46 @@ class Request(server.Request):
 
 
 class Channel(http.HTTPChannel):
-    """One connection. Its one timer is armed for whatever is awaited from the client; none runs while we answer."""
+    """One connection. Its one timer is armed for whatever is awaited from the client; none runs while we answer.
+
+    `known`: the client has shown the key. `idle`: all its requests are answered.
+    """
 
     site: Site
     transport: Any
+    known = False
+    idle = False
     _timer: IDelayedCall | None = None
-    _idle = False
+    _heard = False
     _closing = False
 
     def connectionMade(self) -> None:
         super().connectionMade()
-        if self.site.admit(self):
+        if self.site.places.admit(self):
             _notice_death(self.transport)
-            self._arm(self.site.limits.deadline, self.loseConnection, idle=True)
+            self._arm(self.site.limits.deadline, self._late)
         else:
-            self._closing = True
-            self.transport.abortConnection()
+            self.cut()
+
+    def cut(self) -> None:
+        """End the connection at once, without a word."""
+        self._closing = True
+        self._disarm()
+        self.transport.abortConnection()
 
     def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
         self._disarm()
-        self.site.connections.discard(self)
+        self.site.places.leave(self)
         super().connectionLost(reason)
         self.site.handovers.lost(self.transport, reason)
 
     def dataReceived(self, data: bytes) -> None:
-        if self._idle:
+        self._heard = True
+        if self._closing:
+            return
+        if self.idle:
             self._arm(self.site.limits.deadline, self._late)
-        if not self._closing:
-            super().dataReceived(data)
+        super().dataReceived(data)
 
     def lineLengthExceeded(self, line: bytes) -> None:
         self._respondToBadRequestAndDisconnect()
@@ -156,6 +168,7 @@ class Channel(http.HTTPChannel):
         except NodeError as error:
             self._refuse(error, limits.linger)
             return
+        self.known = True
         self._arm(limits.body_deadline, self._late)
         if self.length is not None and self.length > limits.max_body:
             self.refuse_body()
@@ -168,7 +181,8 @@ class Channel(http.HTTPChannel):
             super().allContentReceived()
 
     def requestDone(self, request: http.Request) -> None:
-        self._arm(self.site.limits.idle, self.loseConnection, idle=True)
+        self._arm(self.site.limits.idle, self._rested, idle=True)
+        self.site.places.rests(self)
         super().requestDone(request)
 
     def refuse_body(self) -> None:
@@ -187,10 +201,20 @@ class Channel(http.HTTPChannel):
         self._arm(self.site.limits.body_deadline, self.transport.abortConnection)
         super().loseConnection()
 
+    def _rested(self) -> None:
+        """Nothing more was asked. A client that has everything, and does not take its leave, keeps no place by that."""
+        delivered = not queued(tcp(self.transport))
+        self.loseConnection()
+        if delivered:
+            self._arm(self.site.limits.linger, self.transport.abortConnection, idle=True)
+
     def _respondToBadRequestAndDisconnect(self) -> None:
         self._refuse(InvalidRequest("this is not a request that HTTP/1.1 allows"), self.site.limits.linger)
 
     def _late(self) -> None:
+        if not self._heard:  # not even TLS may be there to say farewell to
+            self.cut()
+            return
         error = RequestTimeout("the request did not arrive in time: its headers or its body are incomplete")
         self._refuse(error, self.site.limits.linger)
 
@@ -214,11 +238,11 @@ class Channel(http.HTTPChannel):
         headers = Headers({b"Content-Type": [media_type], b"Content-Length": [length], b"Connection": [b"close"]})
         self.writeHeaders(b"HTTP/1.1", b"%d" % error.http, http.RESPONSES[error.http], headers)
         self.write(body)
-        _logger.debug("refused {peer}: {status} {code}", peer=self.getPeer(), status=error.http, code=error.code)
+        self.site.log_refusal(self, error)
 
     def _arm(self, seconds: float, action: Callable[[], None], idle: bool = False) -> None:
         self._disarm()
-        self._idle = idle
+        self.idle = idle
         self._timer = self.site.reactor.callLater(seconds, action)
 
     def _disarm(self) -> None:
@@ -245,9 +269,8 @@ class Site(server.Site):
         super().__init__(resource, reactor=reactor, timeout=None, parsePOSTFormSubmission=False)
         self.authenticator = authenticator
         self.limits = limits or Limits()
-        self.connections: set[Channel] = set()
+        self.places: Places[Channel] = Places(reactor, self.limits.max_connections)
         self.handovers = Handovers(reactor)
-        self._quiet_until = 0.0
         self._log_requests = log_requests
 
     def acceptableProtocols(self) -> list[bytes]:
@@ -267,23 +290,16 @@ class Site(server.Site):
             "{method} {path} {status} {ms} ms {peer}", method=method, path=path, status=request.code, ms=ms, peer=peer
         )
 
-    def admit(self, channel: Channel) -> bool:
-        """Whether there is room for one more connection."""
-        if len(self.connections) < self.limits.max_connections:
-            self.connections.add(channel)
-            return True
-        now = self.reactor.seconds()
-        if now >= self._quiet_until:
-            _logger.warn(
-                "all {n} connections are taken, {peer} finds none", n=len(self.connections), peer=channel.getPeer()
-            )
-        self._quiet_until = now + _QUIET
-        return False
+    def log_refusal(self, channel: Channel, error: NodeError) -> None:
+        """Like `log`: strangers must not fill the log."""
+        if self._log_requests:
+            peer = channel.getPeer()
+            _logger.debug("refused {peer}: {status} {code}", peer=peer, status=error.http, code=error.code)
 
     def disconnect(self) -> None:
         """End every connection, for the node's own end: log streams never end by themselves."""
         self.handovers.close()
-        for channel in tuple(self.connections):
+        for channel in tuple(self.places):
             channel.transport.abortConnection()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import sys
@@ -41,6 +42,8 @@ BIND_SECONDS = 10.0
 SWITCH_INTERVAL = 0.0005
 # Connections that wait to be accepted; beyond it the kernel drops their first packet, and they come a second later.
 BACKLOG = 1024
+# Open files that the node allows itself if the system lets it: places for connections on both ports, and spare ones.
+DESCRIPTORS = 65_536
 
 
 class Options(UsageOptions):
@@ -117,6 +120,7 @@ class NodeService(Service):
         # Whatever the node and its cores write is theirs alone.
         os.umask(0o077)
         sys.setswitchinterval(SWITCH_INTERVAL)
+        _raise_descriptor_limit()
         try:
             self._state.claim()
             self._certificates.load()
@@ -180,3 +184,11 @@ class NodeService(Service):
             grpc=self._settings.grpc_port or "off",
         )
         self._systemd.ready()
+
+
+def _raise_descriptor_limit() -> None:
+    """Many systems give a process 1,024, which strangers could take together with what spawning a core needs."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -189,7 +189,7 @@ class RestTests(HandoverCase):
     async def leave(self) -> None:
         await self.port.stopListening()
         self.site.disconnect()
-        await until(lambda: not self.site.connections)
+        await until(lambda: not self.site.places)
 
     async def ask(self, reply: StatResponse, times: int = 1, header: bytes = b"") -> Wire:
         """A client that has sent its requests and read nothing."""
@@ -203,7 +203,7 @@ class RestTests(HandoverCase):
 
     def below(self) -> Any:
         """The transport below TLS of the one connection."""
-        (channel,) = self.site.connections
+        (channel,) = self.site.places
         return channel.transport.transport
 
     async def test_whoever_reads_everything(self) -> None:
@@ -224,7 +224,7 @@ class RestTests(HandoverCase):
                 self.assertEqual(await deferToThread(take_and_close, wire), reply.SerializeToString())
                 await until(lambda: self.told)
                 self.assertEqual(self.told, [True], (reply is BIG, header))
-                await until(lambda: not self.site.connections)
+                await until(lambda: not self.site.places)
 
     async def test_the_node_closes_when_it_was_asked_to(self) -> None:
         """A client that has the node close sees the end, without saying anything, when the reply is there."""
@@ -238,7 +238,7 @@ class RestTests(HandoverCase):
         wire = await self.ask(BIG, header=b"Connection: close\r\n")
         await deferToThread(read_and, wire, 10_000, Wire.reset)
         await self.check_told(False)
-        await until(lambda: not self.site.connections)
+        await until(lambda: not self.site.places)
 
     async def test_a_connection_that_is_kept(self) -> None:
         """Two replies on one connection: the first is there, the second is lost with it."""
@@ -278,7 +278,7 @@ class RestTests(HandoverCase):
         wire = await self.ask(SMALL)
         await until(lambda: self.backend.heard)
         await deferToThread(wire.close)
-        await until(lambda: not self.site.connections)
+        await until(lambda: not self.site.places)
         self.assertEqual(self.told, [])
         hold.callback(None)
         await self.check_told(False)
@@ -297,7 +297,7 @@ class RestTests(HandoverCase):
         await deferToThread(wire.read, 10_000)
         self.assertEqual(self.told, [])
         await self.check_told(False)
-        await until(lambda: not self.site.connections)
+        await until(lambda: not self.site.places)
 
     async def test_the_node_stops(self) -> None:
         """What is not there by then was not handed over, and is told before the connections end."""
@@ -326,7 +326,7 @@ class RestTests(HandoverCase):
         """`written` is what the other side receives in the end, to the byte, wherever Twisted keeps it meanwhile."""
         wire = await self.ask(SMALL)
         await deferToThread(wire.take)
-        (channel,) = self.site.connections
+        (channel,) = self.site.places
         for data in (b"x", b"x" * 1000, b"x" * 20_000_000):
             before = written(channel.transport)
             channel.transport.write(data)
@@ -342,7 +342,7 @@ class RestTests(HandoverCase):
         wire = await self.ask(SMALL)
         await deferToThread(wire.take)
         await until(lambda: self.told == [True])
-        (channel,) = self.site.connections
+        (channel,) = self.site.places
         fake = SimpleNamespace(channel=channel, write=lambda _: None)
         Handovers(reactor).write(fake, b"x", self.told.append)
         await self.check_told(True, False)
@@ -352,7 +352,7 @@ class RestTests(HandoverCase):
         wire = await self.ask(SMALL)
         await deferToThread(wire.take)
         await until(lambda: self.told == [True])
-        (channel,) = self.site.connections
+        (channel,) = self.site.places
 
         def fail(_: bytes) -> None:
             raise ConnectionError

@@ -127,7 +127,7 @@ class RestCase(TestCase):
     async def tearDown(self) -> None:  # type: ignore[override]
         await self.port.stopListening()
         self.site.disconnect()
-        await until(lambda: not self.site.connections)
+        await until(lambda: not self.site.places)
 
     def send(self, verb: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> Deferred[Any]:
         url = f"http://127.0.0.1:{self.port.getHost().port}{path}"
@@ -319,7 +319,7 @@ class HangUpTests(RestCase):
             await until(lambda: self.backend.heard)
             answer.cancel()
             await self.assertFailure(answer, Exception)
-            await until(lambda: not self.site.connections)
+            await until(lambda: not self.site.places)
             self.backend.hold = None
             hold.callback(None)
             await until(lambda call=call: call in self.backend.finished)  # type: ignore[misc]
@@ -331,6 +331,6 @@ class HangUpTests(RestCase):
         await until(lambda: self.backend.heard)
         answer.cancel()
         await self.assertFailure(answer, Exception)
-        await until(lambda: not self.site.connections)
+        await until(lambda: not self.site.places)
         hold.errback(RuntimeError("late"))
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)

@@ -124,7 +124,7 @@ class SiteCase(TestCase):
         for client in self.clients:
             if not client.closed:
                 client.transport.abortConnection()  # type: ignore[union-attr]
-        await until(lambda: not self.site.connections and all(client.closed for client in self.clients))
+        await until(lambda: not self.site.places and all(client.closed for client in self.clients))
 
     async def connect(self, tls: Any = None) -> Client:
         client = Client()
@@ -327,9 +327,9 @@ class DeadlineTests(SiteCase):
         clock = Clock()
         site = self.serve(clock=clock)
         client = await self.connect()
-        await until(lambda: site.connections)
-        clock.advance(29)
-        self.assertTrue(site.connections)
+        await until(lambda: site.places)
+        clock.advance(9)
+        self.assertTrue(site.places)
         clock.advance(2)
         await until(lambda: client.ended)
         self.assertEqual(client.received, b"")
@@ -343,32 +343,81 @@ class DeadlineTests(SiteCase):
             client.send(head(b"GET /%d" % n, BEARER))
             await until(client.holds(b"seen /%d" % n))
             clock.advance(59)
-        self.assertTrue(site.connections)
+        self.assertTrue(site.places)
         clock.advance(2)
         await until(lambda: client.ended)
         self.assertEqual(client.received.count(b"HTTP/1.1"), 3)
-        await until(lambda: not site.connections)
+        await until(lambda: not site.places)
         self.assertEqual(clock.getDelayedCalls(), [])
 
 
 class ConnectionTests(SiteCase):
     """How many connections, to whom, and over what."""
 
-    async def test_cap(self) -> None:
-        """Connections over the cap are closed at once, with one line in the log, and room is used again."""
-        site = self.serve(Limits(max_connections=2))
-        warnings = self.watch(LogLevel.warn)
-        kept = [await self.connect(), await self.connect()]
-        await until(lambda: len(site.connections) == 2)
-        over = [await self.connect(), await self.connect()]
-        await until(lambda: all(client.closed for client in over))
-        self.assertEqual(len(warnings), 1)
-        kept[1].transport.loseConnection()  # type: ignore[union-attr]
-        await until(lambda: len(site.connections) == 1)
+    async def test_strangers_go_first(self) -> None:
+        """When all places are taken the oldest stranger's is given away, not that of a known client; one line tells."""
+        self.serve(Limits(max_connections=3))
+        warnings = self.watch(LogLevel.warn, "node.places")
+        known = await self.connect()
+        await self.ask(known)
+        strangers = [await self.admitted(count) for count in (2, 3)]
         another = await self.connect()
-        for client in (kept[0], another):
-            client.send(head(b"GET /a", BEARER))
+        await until(lambda: strangers[0].closed)
+        await self.ask(another)
+        await self.ask(known)
+        self.assertFalse(strangers[1].closed)
+        last = await self.connect()
+        await until(lambda: strangers[1].closed)
+        await self.ask(last)
+        self.assertEqual(len(warnings), 1)
+
+    async def test_idle_ones_go_next(self) -> None:
+        """Among those who have shown the key the one that is idle for longest gives up his place."""
+        self.serve(Limits(max_connections=2))
+        first, second = await self.connect(), await self.connect()
+        for client in (first, second, first):
+            await self.ask(client)
+        another = await self.connect()
+        await until(lambda: second.closed)
+        await self.ask(another)
+        self.assertFalse(first.closed)
+
+    async def test_busy_ones_stay(self) -> None:
+        """Nobody whose request is under way gives up a place: a new connection is closed until there is room."""
+        self.serve(Limits(max_connections=2))
+        busy = [await self.connect(), await self.connect()]
+        for client in busy:
+            client.send(head(b"PUT /a", BEARER, b"Content-Length: 2", b"Expect: 100-continue"))
+            await until(client.holds(b"100 Continue"))
+        over = await self.connect()
+        await until(lambda: over.closed)
+        for client in busy:
+            client.send(b"hi")
             await until(client.holds(b"seen /a"))
+        await self.ask(await self.connect())
+
+    async def admitted(self, count: int) -> Client:
+        """A client that says nothing and has a place: there are so many then."""
+        client = await self.connect()
+        await until(lambda: len(self.site.places) == count)
+        return client
+
+    async def ask(self, client: Client) -> None:
+        before = client.received.count(b"seen /a")
+        client.send(head(b"GET /a", BEARER))
+        await until(client.holds(b"seen /a", before + 1))
+
+    async def test_refusals_are_not_logged(self) -> None:
+        """Strangers write no line into the log, unless every request is logged."""
+        self.serve()
+        for log_requests in (False, True):
+            self.site._log_requests = log_requests
+            lines = [self.watch(level) for level in LogLevel.iterconstants()]
+            for text in (head(b"GET /a", b"x-api-key: no"), b"what\r\n\r\n"):
+                client = await self.connect()
+                client.send(text)
+                await until(lambda client=client: client.ended)  # type: ignore[misc]
+            self.assertEqual(sum(map(len, lines)), 2 * log_requests)
 
     async def test_the_log_has_no_secrets(self) -> None:
         """A request is one line for debugging, without its key and its body; there is no other."""
@@ -385,8 +434,8 @@ class ConnectionTests(SiteCase):
         """The kernel is asked to look after every connection."""
         site = self.serve()
         await self.connect()
-        await until(lambda: site.connections)
-        (channel,) = site.connections
+        await until(lambda: site.places)
+        (channel,) = site.places
         self.check_keep_alive(channel.transport.getHandle())
 
     async def test_tls(self) -> None:
@@ -399,7 +448,7 @@ class ConnectionTests(SiteCase):
         client.send(head(b"GET /a", BEARER))
         await until(client.holds(b"seen /a"))
         self.assertEqual(client.transport.negotiatedProtocol, b"http/1.1")  # type: ignore[union-attr]
-        (channel,) = site.connections
+        (channel,) = site.places
         self.assertIsInstance(channel.transport, ProtocolWrapper)
         self.check_keep_alive(channel.transport.transport.getHandle())
 
@@ -408,23 +457,28 @@ class ConnectionTests(SiteCase):
         await until(lambda: polite.closed)
         self.assertEqual(polite.status, 401)
 
-        refusals = self.watch(LogLevel.debug)
         stubborn = await self.connect(client_tls)
         await until(lambda: stubborn.transport.negotiatedProtocol)  # type: ignore[union-attr]
         stubborn.send(head(b"POST /a", b"Content-Length: 60000000"))
         stubborn.transport.transport.pauseProducing()  # type: ignore[union-attr]
-        await until(lambda: refusals)
-        over = await self.connect(client_tls)
-        await until(lambda: over.closed)
-        self.assertEqual(len(site.connections), 2)
+        await until(lambda: any(channel._closing for channel in site.places))
         clock.advance(5)
-        await until(lambda: len(site.connections) == 1)
+        await until(lambda: len(site.places) == 1)
         stubborn.transport.transport.resumeProducing()  # type: ignore[union-attr]
 
-        silent = await self.connect()
-        await until(lambda: len(site.connections) == 2)
-        clock.advance(30)
-        await until(lambda: silent.closed)
+        for tls in (None, client_tls):
+            silent = await self.connect(tls)
+            await until(lambda tls=tls, silent=silent: not tls or silent.transport.negotiatedProtocol)  # type: ignore[misc]
+            await until(lambda: len(site.places) == 2)
+            silent.transport.pauseProducing()  # type: ignore[union-attr]
+            clock.advance(10)
+            await until(lambda: len(site.places) == 1)
+
+        client.transport.pauseProducing()  # type: ignore[union-attr]
+        clock.advance(60)
+        self.assertEqual(len(site.places), 1)
+        clock.advance(5)
+        await until(lambda: not site.places)
 
     async def test_h2_alone(self) -> None:
         """A client that offers only HTTP/2 and then speaks HTTP/1.1 is served."""
@@ -448,13 +502,13 @@ class ConnectionTests(SiteCase):
         self.assertEqual(handle.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1)
         self.assertEqual(handle.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT), DEAD_AFTER * 1000)
 
-    def watch(self, level: Any) -> list[Any]:
-        """What the site logs at this level from now on."""
+    def watch(self, level: Any, namespace: str = "node.site") -> list[Any]:
+        """What is logged there at this level from now on."""
         events: list[Any] = []
 
         @implementer(ILogObserver)
         def observe(event: Any) -> None:
-            if event["log_namespace"].startswith("node.site") and event["log_level"] is level:
+            if event["log_namespace"].startswith(namespace) and event["log_level"] is level:
                 events.append(event)
 
         globalLogPublisher.addObserver(observe)
@@ -529,7 +583,7 @@ class LogStreamTests(SiteCase):
             client = await self.open(credential)
             await until(lambda: self.ring._waiting)
             client.transport.loseConnection()  # type: ignore[union-attr]
-            await until(lambda: not self.site.connections)
+            await until(lambda: not self.site.places)
             self.assertEqual(self.ring._waiting, [])
             self.assertEqual(self.clock.getDelayedCalls(), [])
 
@@ -553,7 +607,7 @@ class LogStreamTests(SiteCase):
         for n in range(6):
             self.extend(*(f"{n}-{m} " + "x" * 30_000 for m in range(100)))
         slow.transport.abortConnection()  # type: ignore[union-attr]
-        await until(lambda: not self.site.connections)
+        await until(lambda: not self.site.places)
         self.assertEqual(self.ring._waiting, [])
         self.clock.advance(COALESCE)
         self.assertEqual(self.clock.getDelayedCalls(), [])

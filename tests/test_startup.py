@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import socket
 import stat
 import subprocess
@@ -21,6 +22,7 @@ import psutil
 import pytest
 
 from node.settings import SETTINGS
+from node.tap import DESCRIPTORS
 from tests.harness import certs
 from tests.harness.backend import backend
 from tests.harness.controller import ControllerError, RestController, RpcController
@@ -134,6 +136,17 @@ def _works(address: Address) -> None:
     for controller in (RestController(address), RpcController(address)):
         assert controller.info().version
         controller.close()
+
+
+def test_descriptors(place: Place) -> None:
+    """A node that was given few open files takes as many as it may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        with place.node() as node:
+            assert psutil.Process(node.pid).rlimit(psutil.RLIMIT_NOFILE) == (min(hard, DESCRIPTORS), hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 # Faults

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from protos.service_pb2 import Empty
 from tests.harness import certs
-from tests.harness.controller import RpcController
+from tests.harness.controller import RestController, RpcController
 from tests.harness.node import NodeProcess
 from tests.harness.rpc import Rpc
-from tests.harness.strangers import call, knocking
+from tests.harness.strangers import call, knocking, lingering
 from tests.harness.wait import until
 from tests.test_transport import der, served
 
@@ -50,3 +50,18 @@ def test_a_path_that_is_no_text(tmp_path: Path) -> None:
         assert not reader.ended
         assert sum("gRPC server" in line for line in node.lines) == 1
         assert not any("Traceback" in line or "stderr" in line for line in node.lines)
+
+
+def test_silent_and_slow_ones_go(tmp_path: Path) -> None:
+    """200 silent and 200 slow strangers at each port are gone within 20 s, and controllers are served meanwhile."""
+    with NodeProcess(tmp_path) as node, RpcController(node).logs() as reader, Rpc(node) as rpc:
+        until(lambda: reader.lines, what="the stream is open")
+        assert rpc.GetBaseInfo(Empty()).version
+        with lingering(200, node.rest_port, node.grpc_port) as gone:
+            served = [bool(RestController(node).info().version and rpc.GetBaseInfo(Empty()).version) for _ in range(20)]
+            until(gone, 20, "the strangers are gone")
+        assert all(served)
+        assert not reader.ended
+        assert RestController(node).info().version
+        with Rpc(node) as late:
+            assert late.GetBaseInfo(Empty()).version

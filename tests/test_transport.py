@@ -319,30 +319,20 @@ def test_replaced_without_a_signal(tmp_path: Path) -> None:
 # Limits
 
 
-def test_connections_are_limited(tmp_path: Path) -> None:
-    """Over the limit REST takes no more connections, gRPC does not notice, and there is room again when some end."""
+def test_strangers_lock_nobody_out(tmp_path: Path) -> None:
+    """With every place of REST taken by strangers, and then by idle connections of a controller, one is served."""
     limit = Limits().max_connections
     with NodeProcess(tmp_path) as node, ExitStack() as stack:
-        links = [socket.create_connection((node.host, node.rest_port), timeout=5) for _ in range(limit)]
-        for link in links:
-            stack.enter_context(link)
-        until(lambda: refuses(node), what="the limit is reached")
-        rpc = RpcController(node)
-        assert rpc.info().version
-        rpc.close()
-        for link in links:
-            link.close()
-        until(lambda: RestController(node).info().version, what="there is room again")
-        assert sum("#warn" in line and f"{limit} connections" in line for line in node.lines) == 1
-
-
-def refuses(node: NodeProcess) -> bool:
-    """The node ends a new connection at once."""
-    try:
-        with connected(node.rest_port, trusting(node)):
-            return False
-    except (ConnectionResetError, ssl.SSLEOFError, BrokenPipeError):
-        return True
+        for _ in range(limit):
+            stack.enter_context(socket.create_connection((node.host, node.rest_port), timeout=5))
+        assert RestController(node).info().version
+        context = trusting(node)
+        for _ in range(limit):
+            secure = stack.enter_context(connected(node.rest_port, context))
+            secure.sendall(b"GET /info HTTP/1.1\r\nHost: node\r\nx-api-key: %s\r\n\r\n" % node.key.encode())
+            assert secure.recv(65_536).startswith(b"HTTP/1.1 200")
+        assert RestController(node).info().version
+        assert sum("#warn" in line and f"connection limit ({limit})" in line for line in node.lines) == 1
 
 
 @pytest.mark.parametrize("line", [b"X-Filler: " + b"x" * 1000 + b"\r\n", b"X-" + b"x" * 1000], ids=["many", "long"])

@@ -48,6 +48,50 @@ def knocking(port: int, processes: int = 2) -> Iterator[Callable[[], int]]:
         yield lambda: min(len(child.lines) for child in children)
 
 
+# Connections of both kinds to each port: silent, and with TLS and a byte now and then. Tells when all are there, and
+# when all are gone.
+_LINGER = """\
+import asyncio, ssl, sys
+
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+context.set_alpn_protocols(["h2", "http/1.1"])
+number, *ports = map(int, sys.argv[1:])
+
+async def slow(port, text):
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    for byte in text:
+        writer.write(bytes([byte]))
+        await writer.drain()
+        await asyncio.sleep(0.5)
+
+async def silent(port):
+    reader, _ = await asyncio.open_connection("127.0.0.1", port)
+    await reader.read()
+
+async def main():
+    texts = [b"GET / HTTP/1.1\\r\\n" + b"x" * 100, b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n" + b"x" * 100]
+    all = [silent(port) for port in ports for _ in range(number)]
+    all += [slow(port, text) for port, text in zip(ports, texts) for _ in range(number)]
+    gone = asyncio.gather(*all, return_exceptions=True)
+    await asyncio.sleep(0)
+    print("there", flush=True)
+    await gone
+    print("gone", flush=True)
+
+asyncio.run(main())
+"""
+
+
+@contextmanager
+def lingering(number: int, rest_port: int, grpc_port: int) -> Iterator[Callable[[], bool]]:
+    """A process with so many silent and as many slow connections to each port. Yields whether all are gone."""
+    argv = [sys.executable, "-ISc", _LINGER, str(number), str(rest_port), str(grpc_port)]
+    with Child(argv, {"PATH": os.defpath}) as child:
+        child.ready(lambda: child.lines, 10, "the strangers are on their way")
+        yield lambda: "gone" in child.lines
+
+
 def blind() -> ssl.SSLContext:
     """A client's context that trusts whatever comes."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
