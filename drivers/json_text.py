@@ -13,7 +13,10 @@ _STRING_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|#[^\n]*|/\*.*?(?:
 
 def parse(text: str) -> Any:
     """The text as a value, comments left out. Raises `ValueError`."""
-    return json.loads(_bare(text))
+    try:
+        return json.loads(_bare(text))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def fingerprint(text: str) -> str:
@@ -22,10 +25,10 @@ def fingerprint(text: str) -> str:
     Keys that stand twice are kept: cores merge what they hold.
     """
     try:
-        value = json.loads(_bare(text), object_pairs_hook=_ordered)
+        meaning = json.dumps(json.loads(_bare(text), object_pairs_hook=_ordered))
     except (ValueError, RecursionError):
-        value = text
-    return hashlib.sha256(json.dumps(value).encode("utf-8", "surrogatepass")).hexdigest()
+        meaning = json.dumps(text)
+    return hashlib.sha256(meaning.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _bare(text: str) -> str:

@@ -15,7 +15,7 @@ from node import __version__
 from node.auth import Dialect
 from node.calls import Call
 from node.database import Changes, Saved
-from node.errors import CoreFailed, NodeError, UnknownName, Unsupported
+from node.errors import CoreFailed, NodeError, UnknownName, Unsupported, shown
 from node.feeds import ChunkFeed, UserFeed
 from node.keepalive import KeepAlive
 from node.logs import LogRing
@@ -159,7 +159,7 @@ class Backend:
         """Where a user is connected from, over all generations, and when each address was last seen."""
         self._runner.newest()
         if not self._is_user(name):
-            raise UnknownName(f"there is no user {name!r}")
+            raise UnknownName(f"there is no user {shown(name)}")
         addresses: dict[str, int] = {}
         for generation in self._runner.generations:
             for address, seen in (await generation.online(key_of(name))).items():

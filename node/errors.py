@@ -2,13 +2,47 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
+
+# Bytes of a text. gRPC clients drop a status whose headers have over 8 kB, and with it what went wrong.
+MAX_TEXT = 4096
+# Characters of a name in a text.
+MAX_NAME = 100
+
+_MORE = "…"
+# What gRPC sends of a text as three bytes each.
+_ENCODED = re.compile(rb"[^ -$&-~]")
+
+
+def shown(name: str) -> str:
+    """A name that a caller chose, as it stands in texts: in quotes, and not longer than a name is."""
+    return repr(name) if len(name) <= MAX_NAME else repr(name[:MAX_NAME]) + _MORE
+
+
+def size(text: str) -> int:
+    """The bytes of a text as gRPC sends it."""
+    raw = text.encode("utf-8", "replace")
+    return len(raw) + 2 * len(_ENCODED.findall(raw))
+
+
+def cut(text: str, limit: int) -> str:
+    """As much of the beginning as has no more bytes than this."""
+    if size(text[: limit + 1]) <= limit:
+        return text
+    room = limit - size(_MORE)
+    for end, character in enumerate(text):
+        room -= size(character)
+        if room < 0:
+            return text[:end] + _MORE
+    return text
 
 
 class NodeError(Exception):
     """A failure that is reported to the caller as it is.
 
-    `code` is the word in REST's JSON body, `http` the status there, `grpc` the name of the status over gRPC.
+    `code` is the word in REST's JSON body, `http` the status there, `grpc` the name of the status over gRPC. Too long a
+    text is cut.
     """
 
     code: ClassVar[str] = "internal"
@@ -16,8 +50,8 @@ class NodeError(Exception):
     grpc: ClassVar[str] = "INTERNAL"
 
     def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
+        self.text = cut(text, MAX_TEXT)
+        super().__init__(self.text)
 
 
 class Internal(NodeError):
@@ -117,12 +151,20 @@ class UsersRefused(NodeError):
     code, http, grpc = "users_refused", 500, "INTERNAL"
 
     LISTED = 20
+    # Bytes of a reason.
+    REASON = 300
 
     def __init__(self, refused: list[tuple[str, str]]) -> None:
-        listed = "; ".join(f"{name!r}: {reason}" for name, reason in refused[: self.LISTED])
-        rest = f"; and {len(refused) - self.LISTED} more" if len(refused) > self.LISTED else ""
-        super().__init__(f"failed to update users: {listed}{rest}")
+        entries = [f"{shown(name)}: {cut(reason, self.REASON)}" for name, reason in refused[: self.LISTED]]
+        while size(text := self._told(entries, len(refused))) > MAX_TEXT:
+            entries.pop()
+        super().__init__(text)
         self.refused = refused
+
+    @staticmethod
+    def _told(entries: list[str], count: int) -> str:
+        rest = [f"and {count - len(entries)} more"] if count > len(entries) else []
+        return "failed to update users: " + "; ".join(entries + rest)
 
 
 class PortTaken(CoreFailed):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.internet.defer import Deferred, DeferredSemaphore, ensureDeferred, gatherResults
 from twisted.logger import Logger
 
-from node.errors import Internal, InvalidRequest, NodeError, TooLarge
+from node.errors import Internal, InvalidRequest, NodeError, TooLarge, shown
 from node.members import raise_refused
 from node.methods import MAX_BODY
 from node.runner import Runner
@@ -53,7 +53,7 @@ class UserFeed:
             self.log.warn("user {email} was not applied: {reason}", email=user.email, reason=fault.text)
         except Exception as fault:  # noqa: BLE001 - logged, and told at the end
             self.log.failure("user {email} was not applied", email=user.email)
-            self._fault = Internal(f"internal error for user {user.email!r}: {type(fault).__name__}")
+            self._fault = Internal(f"internal error for user {shown(user.email)}: {type(fault).__name__}")
         finally:
             self._room.release()
 

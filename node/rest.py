@@ -22,7 +22,7 @@ from zope.interface import implementer
 
 from node.auth import Dialect
 from node.calls import Calls, LogReader, Reply
-from node.errors import Internal, NodeError, UnknownPath, WrongMediaType, WrongVerb
+from node.errors import Internal, InvalidRequest, NodeError, UnknownPath, WrongMediaType, WrongVerb
 from node.methods import METHODS, Kind, Method
 from node.site import Request
 
@@ -69,9 +69,16 @@ def _handler(calls: Calls, method: Method) -> Callable[[Request], Awaitable[byte
 def _admit(request: Request) -> None:
     if request.method == b"HEAD":  # werkzeug adds it wherever there is a GET
         raise WrongVerb("HEAD is not an operation of this node")
-    media_type = (request.getHeader("Content-Type") or "").partition(";")[0].strip().lower()
+    media_type = _media_type(request)
     if request.dialect is Dialect.DOCUMENT and request.content.getbuffer().nbytes and media_type != MEDIA_TYPE:
         raise WrongMediaType(f"the body is {media_type or 'of no media type'}: send it as {MEDIA_TYPE}")
+
+
+def _media_type(request: Request) -> str:
+    try:
+        return (request.getHeader("Content-Type") or "").partition(";")[0].strip().lower()
+    except UnicodeDecodeError:
+        raise InvalidRequest("the Content-Type is not UTF-8")
 
 
 async def _unary(calls: Calls, method: Method, request: Request) -> bytes:

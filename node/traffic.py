@@ -12,7 +12,7 @@ from twisted.logger import Logger
 
 from drivers.interface import Generation
 from node.control import lasting
-from node.errors import InvalidRequest, NodeError, UnknownName, Unsupported
+from node.errors import InvalidRequest, NodeError, UnknownName, Unsupported, shown
 from node.ledger import DIRECTIONS, Ledger, Reading, Row, Scope, Taken
 from node.store import Store
 from protos import service_pb2
@@ -165,7 +165,7 @@ class Traffic:
         if row is None and scope is Scope.USER and self._is_user(name):
             row = Row(scope, name, 0, 0)
         if row is None:
-            raise UnknownName(f"there is no {scope.value} {name!r}")
+            raise UnknownName(f"there is no {scope.value} {shown(name)}")
         return row
 
     def _require(self, scope: Scope) -> None:

@@ -91,3 +91,36 @@ def test_many_refused_users_are_counted() -> None:
     assert cut.text.endswith("; and 5 more")
     assert f"'u{listed - 1}'" in cut.text
     assert f"'u{listed}'" not in cut.text
+
+
+ODD = ["x", "я", "\U0001f600", "\n", "%", "\ud800", "\u202e"]
+
+
+@pytest.mark.parametrize("character", ODD)
+def test_texts_have_an_end(character: str) -> None:
+    """A text of any length and script arrives: what gRPC makes of it has 4 kB at most, and its beginning is kept."""
+    for length in (10, 500, 4000, 1_000_000):
+        error = errors.CoreFailed("it said: " + character * length)
+        assert errors.size(error.text) <= errors.MAX_TEXT
+        assert error.text.startswith("it said: " + character * 10)
+        assert error.text.endswith("…") is (errors.size(character) * length > errors.MAX_TEXT - 10)
+        assert str(error) == error.text
+
+
+@pytest.mark.parametrize("character", ODD)
+def test_long_names_and_reasons_are_cut(character: str) -> None:
+    """However long names and reasons are, a text names users first and ends with how many more there are."""
+    refused = [(f"u{n}{character * 1000}", character * 1000) for n in range(60)]
+    text = errors.UsersRefused(refused).text
+    assert text.startswith("failed to update users: 'u0")
+    assert errors.size(text) <= errors.MAX_TEXT
+    named, more = text.count("; 'u") + 1, int(text.rpartition("; and ")[2].removesuffix(" more"))
+    assert named + more == 60
+    assert named >= 2
+
+
+def test_names_are_cut() -> None:
+    """A name stands in quotes, with 100 characters at most."""
+    assert errors.shown("ann's") == '"ann\'s"'
+    assert errors.shown("x" * 100) == repr("x" * 100)
+    assert errors.shown("x" * 101) == repr("x" * 100) + "…"

@@ -210,6 +210,13 @@ class RowTests(RestCase):
             self.assertEqual(refused, (415, "unsupported_media_type"), method)
         self.assertEqual(self.backend.heard, [])
 
+    async def test_media_type_that_is_no_text(self) -> None:
+        """A media type that is not UTF-8 is the client's fault, whichever it is."""
+        for credential in (BEARER, DEPLOYED):
+            headers = {**credential, "Content-Type": b"\xff"}
+            status, _, _ = await self.ask("PUT", "/users/sync", headers, b"x")  # type: ignore[arg-type]
+            self.assertEqual(status, 400)
+
     async def test_media_type_of_deployed_clients(self) -> None:
         """A deployed client may declare its body as anything."""
         for method in REPLIES:

@@ -24,10 +24,11 @@ from grpclib.exceptions import GRPCError
 from node.certificate import ensure
 from node.methods import SERVICE
 from node.site import Limits
-from protos.service_pb2 import Backend, BaseInfoResponse, Empty, Log, User, UsersChunk
+from protos.service_pb2 import Backend, BaseInfoResponse, Empty, Log, StatType, User, UsersChunk
+from tests.conftest import control
 from tests.harness import certs
 from tests.harness.backend import backend, chunks, user
-from tests.harness.controller import LogReader, RestController, RpcController
+from tests.harness.controller import ControllerError, LogReader, RestController, RpcController, refused
 from tests.harness.inbounds import Kind
 from tests.harness.node import NodeProcess
 from tests.harness.ports import free_port
@@ -348,6 +349,23 @@ def test_headers_are_limited(node: NodeProcess, line: bytes) -> None:
             secure.sendall(b"\r\nGET /info HTTP/1.1\r\nx-api-key: %s\r\n\r\n" % node.key.encode())
         assert all_of(secure) == b""
     assert RestController(node).info().version
+
+
+@each_port
+def test_errors_arrive(node: NodeProcess, transport: str) -> None:
+    """However many users are refused and whatever their names, and however long a name is, the caller is told."""
+    with control(node, transport) as controller:
+        controller.start(BACKEND)
+        nameless = [User(email=f"{'ж' * 300}{number}", inbounds=["in"]) for number in range(60)]
+        for nobody in nameless:
+            nobody.proxies.vless.id = "none"
+        with refused(500, "INTERNAL", "more"):
+            controller.sync_users(nameless)
+        with pytest.raises(ControllerError) as unknown:
+            controller.stats(StatType.UserStat, "ж" * 1_000_000)
+        assert unknown.value.status in ("404", "NOT_FOUND")
+        assert len(unknown.value.text) < 1000
+        controller.stop()
 
 
 def test_many_idle_streams(node: NodeProcess) -> None:

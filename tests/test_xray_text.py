@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drivers.json_text import parse
+from drivers.json_text import fingerprint, parse
 from drivers.xray.text import Hints, hints
 from tests.harness.convert import refuses
 
@@ -88,3 +88,14 @@ def test_an_open_comment_at_the_end() -> None:
     began = time.process_time()
     assert parse(text) == {}
     assert time.process_time() - began < 1
+
+
+OPEN = '{"a":'
+
+
+def test_fingerprint_of_deep_texts() -> None:
+    """However deep a text is nested, it has a fingerprint; the order of keys counts where it is too deep to be read."""
+    texts = [
+        f'{{"x": {"[" * depth}1{"]" * depth}, "y": {OPEN * depth}1{"}" * depth}}}' for depth in range(10, 1500, 70)
+    ]
+    assert len({fingerprint(text) for text in texts}) == len(texts)

@@ -123,7 +123,10 @@ def plan(formatted: bytes, exclude: frozenset[str], directory: Path, counts: boo
 
     `counts` is whether it has counters. Raises `InvalidConfig`.
     """
-    tree = parse(formatted.decode())
+    try:
+        tree = parse(formatted.decode())
+    except ValueError as error:
+        raise InvalidConfig(f"the node cannot read this configuration: {error}") from error
     warnings = list(_take_over(tree, directory))
     if not counts:
         warnings.append(UNCERTAIN)
