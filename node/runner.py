@@ -112,9 +112,10 @@ class Runner(Members):
         self._cancel_grace()
         if self.state != "running":
             self._say("running", "the same configuration was asked for again")
-        before, self.accepted = self.roster, replace(self.accepted, request=without_users(request))
+        self.accepted = replace(self.accepted, request=without_users(request))
+        # Before it is settled: who waits for that says the next word, and says it at once.
+        self._recorder.backend(self.accepted.request, self.roster, roster)
         self._install(roster, settled)
-        self._recorder.backend(self.accepted.request, before, roster)
         self._tell(await self._settle_all() + refused)
 
     async def _prepare(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, pairwise
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, succeed
 from twisted.internet.task import Clock, deferLater
@@ -841,6 +841,18 @@ class Records(RunnerTests):
         self.successResultOf(self.sync_user(CY))
         self.assertEqual(self.kept(), ("a", ["ann", "cy"]))
 
+    def test_a_set_behind_an_equal_start(self) -> None:
+        """A whole set that waited for a Start which takes the core back is the last word, on disk as well."""
+        self.started("a")
+        self.driver.reading.shut = True
+        refused = self.start("a bad")
+        equal, sync = self.start("a", ANN), self.sync_users(BOB)
+        self.driver.reading.open()
+        for deferred in (equal, sync):
+            self.successResultOf(deferred)
+        self.failureResultOf(refused, InvalidConfig)
+        self.assertEqual((self.kept(), self.accounts()), (("a", ["bob"]), {"bob": b"two"}))
+
     def test_where_credentials_collide(self) -> None:
         """Who has a credential depends on the order then: it is the same on disk."""
         twin = person("zoe", "one", "a")
@@ -1035,6 +1047,14 @@ STEPS = st.builds(
 )
 
 
+def start(config: str = "a", *users: str) -> Step:
+    return Step("start", config, 0.0, frozenset(users), 0.0)
+
+
+def sync_all(*users: str) -> Step:
+    return Step("sync all", "", 0.0, frozenset(users), 0.0)
+
+
 class Slow(MemoryDriver):
     """A driver whose every step takes one of these times."""
 
@@ -1052,7 +1072,9 @@ class Slow(MemoryDriver):
 
 
 class ManyAtOnce(SynchronousTestCase):
-    @settings(deadline=None)
+    @settings(deadline=None, max_examples=300)
+    @example([start(), start(), start("a", "ann"), sync_all()], [0.0, 0.0, 0.0, 1.0])
+    @example([start(), start("a x"), start("a x", "ann"), sync_all()], [0.0, 0.0, 0.0, 0.0, 1.0])
     @given(st.lists(STEPS, max_size=50), st.lists(MOMENTS, min_size=4, max_size=20))
     def test_the_last_one_counts(self, steps: list[Step], times: list[float]) -> None:
         """Starts, stops, syncs and crashes at any time, however long each takes: the end is what was asked for last."""
