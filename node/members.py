@@ -39,10 +39,11 @@ RENEWAL = 5.0
 class Accepted:
     """A backend that was asked for and accepted: what a core is run from, again and again if need be.
 
-    `request` is the serialised Backend without its users.
+    `request` is the serialised Backend without its users, `keep_alive` what that says of it.
     """
 
     request: bytes
+    keep_alive: int
     driver: Driver
     plan: Any
     version: str

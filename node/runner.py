@@ -62,6 +62,13 @@ class Runner(Members):
         await self._control.run(lambda settled: self._resume(driver, request, settled), core=True)
 
     @property
+    def keep_alive(self) -> int:
+        """Seconds for which the backend goes on without a controller; 0 for ever, or where there is none."""
+        if self.accepted is None or self.state == "stopped":
+            return 0
+        return self.accepted.keep_alive
+
+    @property
     def counting(self) -> list[Generation]:
         """Those whose counters are to be read: who ends is not done yet."""
         return [*self.generations, *self._farewell.ending]
@@ -115,7 +122,7 @@ class Runner(Members):
         self._cancel_grace()
         if self.state != "running":
             self._say("running", "the same configuration was asked for again")
-        self.accepted = replace(self.accepted, request=without_users(request))
+        self.accepted = replace(self.accepted, request=without_users(request), keep_alive=request.keep_alive)
         # Before it is settled: who waits for that says the next word, and says it at once.
         self._recorder.backend(self.accepted.request, self.roster, roster)
         self._install(roster, settled)
@@ -130,7 +137,7 @@ class Runner(Members):
         plan = await driver.prepare(request.config, frozenset(request.exclude_inbounds))
         if self.generations:
             await driver.check(plan)
-        return Accepted(without_users(request), driver, plan, version, fingerprint)
+        return Accepted(without_users(request), request.keep_alive, driver, plan, version, fingerprint)
 
     async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
         def late(_: object, seconds: float) -> Failure:
@@ -141,13 +148,12 @@ class Runner(Members):
     async def _replace_core(self, wanted: Accepted, roster: Roster, settled: Settled, deadline: float) -> list[Refusal]:
         """End what runs and run this; if it cannot be run, what ran before. Returns who the core refused."""
         before = self.state, self.reason
-        ran = bool(self.generations) or self.state == "restarting"
         self._backoff.renew()
-        self._resuming.cancel()
         self._cancel_grace()
         # Before the roster changes: nothing of it is for the core that ends.
         self._say("starting", "")
-        self._held = Held(self.accepted, self.roster)
+        # What was stopped does not come back.
+        self._held = Held(None, no_users()) if before[0] == "stopped" else Held(self.accepted, self.roster)
         self.accepted = wanted
         self._install(roster, settled)
         try:
@@ -158,10 +164,11 @@ class Runner(Members):
             self._held = None
             if isinstance(fault, CancelledError):
                 raise
-            if ran:
+            if before[0] in ("running", "restarting"):
                 raise await self._put_back(fault) from fault
-            self._say(*_after_failure(self._as_told(fault), before))
+            self._say(*self._after_failure(self._as_told(fault), before))
             raise
+        self._resuming.cancel()
         replaced, self._held = self._held.roster, None
         self._recorder.backend(wanted.request, replaced, self.roster)
         left_out = await self._settle_all()
@@ -172,11 +179,15 @@ class Runner(Members):
         """Raises if the core may still let in somebody whom the Start took out: it did not answer then."""
         keys = sorted({change.key for change in self._kept(diff(self._confirmed(), self._wanted()))})
         if keys:
-            names = ", ".join(map(repr, keys[:LISTED])) + (f" and {len(keys) - LISTED} more" if len(keys) > LISTED else "")
-            raise CoreFailed(
-                f"the core did not answer: users who were removed or have other credentials now, {names}, are put out "
-                "as soon as it does"
-            )
+            listed = ", ".join(map(repr, keys[:LISTED])) + (" and others" if len(keys) > LISTED else "")
+            raise CoreFailed(f"the core did not answer: {listed} may still be in; the node puts them out when it does")
+
+    def _after_failure(self, fault: NodeError, before: tuple[str, str]) -> tuple[str, str]:
+        """The state after a Start that failed where nothing ran before: a refused one changes nothing."""
+        if isinstance(fault, InvalidConfig):
+            return before
+        again = "; what ran when the node ended is tried again" if self._resuming.pending else ""
+        return "failed", fault.text + again
 
     async def _launch(self, wanted: Accepted, seconds: float) -> None:
         """Start a core; a port that is taken is tried again for as long as there is time."""
@@ -291,6 +302,7 @@ class Runner(Members):
 
     def _adopt(self, generation: Generation) -> None:
         self.generations.insert(0, generation)
+        self._backoff.served()
         self._watch.begin(generation)
         generation.when_exited().addCallback(self._exited, generation)
 
@@ -351,8 +363,3 @@ def without_users(request: Backend) -> bytes:
     kept = Backend(type=request.type, config=request.config, keep_alive=request.keep_alive)
     kept.exclude_inbounds.extend(request.exclude_inbounds)
     return kept.SerializeToString()
-
-
-def _after_failure(fault: NodeError, before: tuple[str, str]) -> tuple[str, str]:
-    """The state after a Start that failed where nothing ran before: a refused one changes nothing."""
-    return before if isinstance(fault, InvalidConfig) else ("failed", fault.text)

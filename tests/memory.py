@@ -177,8 +177,8 @@ class MemoryDriver:
     """Satisfies `Driver`. A configuration is the tags of its inbounds, with commas, and then words.
 
     `bad` is refused when it is read, `unbuildable` when it is checked beside a running core. `faults` are what the next
-    launches fail with. `launching`, `stopping` and `applying` are gates; `fault` is what batches fail with. A silent core
-    takes none of a batch, which is known after `CALL` seconds; `unable`: no core takes a removal while it runs.
+    launches fail with. `launching`, `stopping` and `applying` are gates; `fault` is what batches fail with. A silent
+    core takes none of a batch, which is known after `CALL` seconds; `unable`: no core takes a removal while it runs.
     """
 
     CALL = 5.0

@@ -632,14 +632,19 @@ class Grace(RunnerTests):
         self.successResultOf(self.start("a", ANN))
         self.assertEqual(self.accounts(), {"ann": b"one"})
 
-    def test_put_back_in_it(self) -> None:
-        """A Start that fails to come up within it brings the backend before it back, as running."""
-        self.started("a", ANN, BOB)
-        self.stopped(GRACE)
-        self.failureResultOf(self.sync_user(person("bob")), NotInitialized)
-        self.driver.faults = [CoreFailed("it fell")]
-        self.failureResultOf(self.start("b", ANN), CoreFailed)
-        self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one"}))
+    def test_a_start_that_fails_in_it(self) -> None:
+        """What was stopped stays stopped, in the core, outwards and on disk, if a Start within it does not come up."""
+        for fault, state in ((CoreFailed("it fell"), "failed"), (InvalidConfig("it is odd"), "stopped")):
+            self.started("a", ANN, BOB)
+            self.stopped(GRACE)
+            self.driver.faults = [fault]
+            error = self.failureResultOf(self.start("b", ANN), NodeError).value
+            self.assertEqual(error.text, fault.text)
+            self.pass_time(2 * GRACE)
+            self.assertEqual((self.driver.running, self.runner.state), ([], state))
+            self.assertEqual((self.record.request, self.record.kept, self.runner.keep_alive), (b"", {}, 0))
+            self.assertFalse(self.runner.everything())
+            self.failureResultOf(self.sync_user(BOB), NodeError)
 
 
 class Crashes(RunnerTests):
@@ -667,6 +672,30 @@ class Crashes(RunnerTests):
             [round(later - earlier) for earlier, later in pairwise(tries)],
             [0, 1, 2, 4, 8, 16, 30, 30, 30, 30],
         )
+        self.assertEqual(self.runner.state, "running")
+
+    def test_one_that_served(self) -> None:
+        """A core that served for some seconds comes back at once, however often that happens."""
+        self.started("a", ANN)
+        for _ in range(8):
+            self.pass_time(3)
+            self.core.die()
+            self.pass_time(0)
+            self.assertEqual(self.runner.state, "running")
+
+    def test_one_that_dies_young(self) -> None:
+        """The pauses of one that comes up and dies at once grow, until it has served for a while."""
+        self.started("a", ANN)
+        for pause in (0, 1, 2, 4):
+            self.core.die()
+            if pause:
+                self.pass_time(pause - 0.25)
+                self.assertEqual(self.driver.running, [])
+            self.pass_time(0.25)
+            self.assertEqual(self.runner.state, "running")
+        self.pass_time(3)
+        self.core.die()
+        self.pass_time(0)
         self.assertEqual(self.runner.state, "running")
 
     def test_users_of_the_time(self) -> None:
@@ -1094,6 +1123,23 @@ class Resumes(RunnerTests):
         self.pass_time(100)
         self.assertEqual((self.runner.state, self.driver.launches), ("failed", []))
 
+    def test_a_start_that_fails_meanwhile(self) -> None:
+        """It does not end the tries, and `reason` says so."""
+        for fault in (CoreFailed("it fell"), InvalidConfig("it is odd")):
+            self.driver.faults = [CoreFailed("no"), CoreFailed("no"), CoreFailed("not yet")]
+            self.successResultOf(self.resume("a", ANN))
+            self.pass_time(1)
+            self.assertEqual((self.runner.state, self.driver.faults), ("failed", []))
+            self.failureResultOf(self.start("b bad", BOB), InvalidConfig)
+            self.driver.faults = [fault]
+            self.failureResultOf(self.start("b", BOB), NodeError)
+            self.assertEqual(self.runner.state, "failed")
+            self.assertIn("tried again", self.runner.reason)
+            self.pass_time(4)
+            self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one"}))
+            self.tearDown()
+            self.setUp()
+
     def test_a_controller_is_faster(self) -> None:
         """A Start ends the tries, a Stop as well."""
         for act in (lambda: self.start("b", BOB), self.stop):
@@ -1112,7 +1158,8 @@ class Replacements(RunnerTests):
 
     def setUp(self) -> None:
         super().setUp()
-        self.fault: CoreFailed | None = None
+        self.fault: Exception | None = None
+        self.dies = False
         self.driver.apply = self.replace  # type: ignore[assignment]
 
     async def replace(
@@ -1121,7 +1168,10 @@ class Replacements(RunnerTests):
         await end(core)
         if self.fault:
             raise self.fault
-        return await self.driver.launch(core.plan, apply(changes, core.accounts), 8), []
+        newest = await self.driver.launch(core.plan, apply(changes, core.accounts), 8)
+        if self.dies:
+            newest.die()
+        return newest, []
 
     def test_the_new_one_takes_its_place(self) -> None:
         """Nobody takes it for a crash, and the counters of the one before are read."""
@@ -1143,6 +1193,40 @@ class Replacements(RunnerTests):
         self.assertEqual(self.runner.state, "restarting")
         self.pass_time(0)
         self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one", "bob": b"two"}))
+
+    def test_whatever_went_wrong(self) -> None:
+        """No core after a batch is a crash, also if the configuration was refused or the machine had no more files."""
+        for fault in (InvalidConfig("it is odd"), OSError("no more files"), CancelledError()):
+            self.started("a", ANN)
+            self.fault = fault
+            self.failureResultOf(self.sync_user(BOB), type(fault))
+            self.assertEqual(self.runner.state, "restarting")
+            self.pass_time(0)
+            self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one", "bob": b"two"}))
+            self.flushLoggedErrors()
+            self.stopped()
+
+    def test_a_new_one_that_is_dead(self) -> None:
+        """So is a new core that has died by then."""
+        self.started("a", ANN)
+        self.dies = True
+        self.successResultOf(self.sync_user(BOB))
+        self.assertEqual(self.runner.state, "restarting")
+        self.pass_time(0)
+        self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one", "bob": b"two"}))
+
+    def test_an_end_that_fails(self) -> None:
+        """A core that cannot be wound down is ended all the same, before another one begins."""
+        core = self.started("a", ANN)
+
+        async def wind_down() -> None:
+            raise OSError("no more files")
+
+        core.wind_down = wind_down  # type: ignore[method-assign]
+        self.successResultOf(self.sync_user(BOB))
+        self.assertFalse(core.alive)
+        self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)
+        self.assertEqual(self.accounts(), {"ann": b"one", "bob": b"two"})
 
     def test_an_equal_start_meanwhile(self) -> None:
         """It waits for the new core and joins it."""

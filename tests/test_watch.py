@@ -117,7 +117,7 @@ class WatchTests(SynchronousTestCase):
         self.assertEqual((self.core.audited, len(self.repaired)), (3, 3))
 
     def test_doubt(self) -> None:
-        """The moment it answers again its users are looked at, once, however many have doubts; the next doubt counts."""
+        """The moment it answers again its users are looked at, once for all doubts; a later doubt counts."""
         for _ in range(2):
             self.core.audited, self.repaired = 0, []
             self.core.silent = True
