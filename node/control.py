@@ -48,14 +48,21 @@ class Signal:
 
 
 class Operation:
-    """One operation under way. `subject` is what an equal one is told by."""
+    """One operation under way. `subject` is what an equal one is told by; a `final` one cannot be aborted."""
 
-    def __init__(self, subject: object) -> None:
+    def __init__(self, subject: object, final: bool) -> None:
         self.subject = subject
         self.settled = Signal()
         self.ended = Signal()
         self.fault: BaseException | None = None
         self.work: Deferred[None] | None = None
+        self._final = final
+
+    def abort(self) -> None:
+        """End it. Once: it may have to clear up, and what comes after it relies on that."""
+        if self.work is not None and not self._final:
+            self._final = True
+            self.work.cancel()
 
 
 class Control:
@@ -76,14 +83,15 @@ class Control:
         work: Callable[[Settled], Coroutine[Any, Any, None]],
         subject: object = None,
         core: bool = False,
+        final: bool = False,
     ) -> None:
         """Run `work` in its turn; with `core` it is alone in starting and stopping cores. Raises what it raises.
 
-        Raises `Aborted` if a Stop came meanwhile. A caller who hangs up cancels nothing.
+        Raises `Aborted` if a Stop came meanwhile, unless it is `final`. A caller who hangs up cancels nothing.
         """
         newest = self._operations[-1] if self._operations else None
         if newest is None or newest.subject is None or newest.subject != subject:
-            newest = self._begin(work, subject, core)
+            newest = self._begin(work, Operation(subject, final), core)
         await newest.ended.wait()
         if newest.fault is not None:
             raise newest.fault
@@ -91,11 +99,11 @@ class Control:
     def abort(self) -> None:
         """End all that is under way, the newest first: what waits for its turn must not get it."""
         for operation in reversed(list(self._operations)):
-            if operation.work is not None:
-                operation.work.cancel()
+            operation.abort()
 
-    def _begin(self, work: Callable[[Settled], Coroutine[Any, Any, None]], subject: object, core: bool) -> Operation:
-        operation = Operation(subject)
+    def _begin(
+        self, work: Callable[[Settled], Coroutine[Any, Any, None]], operation: Operation, core: bool
+    ) -> Operation:
         before = self._follow()
         self._operations.append(operation)
         deferred = ensureDeferred(self._perform(operation, before, work, core))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from twisted.internet.defer import CancelledError
 from twisted.internet.task import deferLater
+from twisted.logger import Logger
 
 from drivers.interface import Generation
 
@@ -19,6 +21,8 @@ REST_POLL = 0.02
 class Farewell:
     """Cores that are ending. They still count: `read_counters` books that, and says whether it was anything."""
 
+    log = Logger()
+
     def __init__(self, reactor: Any, read_counters: Callable[[], Awaitable[bool]]) -> None:
         self._reactor = reactor
         self._read_counters = read_counters
@@ -28,11 +32,17 @@ class Farewell:
         """End it, or go on with that where it was cut short."""
         if generation not in self.ending:
             self.ending.append(generation)
-        if generation.alive and await generation.answers(FAREWELL):
-            await generation.wind_down()
-            await self._rest()
+        try:
+            if generation.alive and await generation.answers(FAREWELL):
+                await generation.wind_down()
+                await self._rest()
+        except CancelledError:
+            raise
+        except Exception:  # noqa: BLE001 - logged; whatever went wrong, it must not stay
+            self.log.failure("a core could not be wound down: what it counted last may be lost")
         await generation.stop()
-        self.ending.remove(generation)
+        if generation in self.ending:
+            self.ending.remove(generation)
 
     async def _rest(self) -> None:
         deadline = self._reactor.seconds() + REST

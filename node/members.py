@@ -6,11 +6,11 @@ way, syncs change the desired set and succeed; the confirmed one follows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import Deferred, TimeoutError, ensureDeferred
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
@@ -24,23 +24,26 @@ from node.logs import LogRing
 from node.memory import Memory
 from node.reconcile import Pairs, Reconciler
 from node.record import Record, Recorder
-from node.users import Account, Accounts, Change, Refusal, Roster, diff
+from node.users import Account, Accounts, Change, Refusal, Roster, apply, key_of
 from protos.service_pb2 import User
 
 # Above this many users a roster is built in the reactor's pool.
 BUILD_INLINE = 5000
 # Seconds that a core which refused something may take to show that it lives.
 LIVES = 1.0
+# Seconds that a core may take which comes up in the place of one that keeps somebody who was removed.
+RENEWAL = 5.0
 
 
 @dataclass(frozen=True)
 class Accepted:
     """A backend that was asked for and accepted: what a core is run from, again and again if need be.
 
-    `request` is the serialised Backend without its users.
+    `request` is the serialised Backend without its users, `keep_alive` what that says of it.
     """
 
     request: bytes
+    keep_alive: int
     driver: Driver
     plan: Any
     version: str
@@ -68,8 +71,6 @@ class Members:
         self._control = Control()
         self._memory = Memory(reactor)
         self._reconciler = Reconciler(self._wanted, self._confirmed, self._apply, self._window, self._sleep, self._free)
-        # What the core is being asked for now; nobody knows yet whether it is in force.
-        self._asked: Pairs = set()
         self._held: Held | None = None
         self.roster = no_users()
         self.accepted: Accepted | None = None
@@ -146,7 +147,7 @@ class Members:
         else:
             self._recorder.users(self.roster, roster)
         self._install(roster, settled)
-        touched = self._differing()
+        touched = self._reconciler.differing()
         self._require_started(touched)
         raise_refused(refused + await self.settle(touched))
 
@@ -158,8 +159,19 @@ class Members:
             if self._held:
                 change(self._held.roster)
             touched, refused = change(self.roster)
+        # What was said before may not be in force.
+        touched |= self._differing({key_of(user.email) for user in users})
         self._require_started(touched)
         return touched, refused
+
+    def _differing(self, keys: Iterable[str]) -> Pairs:
+        confirmed = self._confirmed()
+        return {
+            (tag, key)
+            for tag, target in self.roster.target.items()
+            for key in keys
+            if confirmed.get(tag, {}).get(key) != target.get(key)
+        }
 
     def everything(self) -> Changes:
         """All that is to be recorded of the backend, for a record that has nothing."""
@@ -178,10 +190,7 @@ class Members:
             raise NotInitialized
 
     async def _settle_all(self) -> list[Refusal]:
-        return await self.settle(self._differing())
-
-    def _differing(self) -> Pairs:
-        return self._asked | {(tag, key) for tag, key, _ in diff(self._confirmed(), self.roster.target)}
+        return await self.settle(self._reconciler.differing())
 
     def _install(self, roster: Roster, settled: Settled) -> None:
         if max(len(roster.users), len(self.roster.users)) > BUILD_INLINE:
@@ -220,22 +229,81 @@ class Members:
         await deferLater(self._reactor, seconds)
 
     async def _apply(self, changes: list[Change]) -> list[Refusal]:
-        """A core that went away meanwhile takes the changes along when it comes again."""
+        """Who was refused. A core that went away meanwhile takes the changes along when it comes again."""
+        fault: Exception = CoreFailed("no core was left after a change of users")
+        try:
+            return await self._bring(changes)
+        except Exception as caught:
+            fault = caught
+            if self.generations:
+                await self._answers(self.generations[0])
+            raise
+        finally:
+            if not self.generations and self.state == "running":
+                self._gone(fault)
+
+    async def _bring(self, changes: list[Change]) -> list[Refusal]:
+        """Have the core take these changes. One that answers and keeps somebody who is removed is replaced."""
+        refused = await self._ask(changes)
+        if not refused or not self.generations:
+            return []
+        if not await self._answers(self.generations[0]):
+            return refused if self.generations else []
+        await self._audit(self.generations[0])
+        if kept := self._kept(changes):
+            refused += await self._ask(kept)
+        if kept := self._kept(changes):
+            refused += await self._run_without(kept)
+        # What ran out of time at first may be in force by now.
+        confirmed = self._confirmed()
+        left = {change.key for change in changes if confirmed.get(change.tag, {}).get(change.key) != change.packed}
+        return [refusal for refusal in dict.fromkeys(refused) if key_of(refusal.email) in left]
+
+    async def _ask(self, changes: list[Change]) -> list[Refusal]:
         if not self.generations or self.accepted is None:
             return []
         asked = self.generations[0]
-        self._asked = {(change.tag, change.key) for change in changes}
-        try:
-            generation, refused = await self.accepted.driver.apply(asked, changes, self._end_one)
-        except CoreFailed as fault:
-            if not self.generations and self.state == "running":
-                self._again(fault)
-            raise
-        finally:
-            self._asked = set()
+        generation, refused = await self.accepted.driver.apply(asked, changes, self._end_one)
         if generation is not asked:
             self._adopt(generation)
-        return refused if refused and generation.alive and await generation.answers(LIVES) else []
+        return refused
+
+    async def _answers(self, generation: Generation) -> bool:
+        """Whether a core answers after something went wrong. One that lives and does not is looked after at once."""
+        deadline = self._reactor.seconds() + LIVES
+        if await generation.answers(LIVES):
+            return True
+        # Calls to a core that was killed fail before its end is known.
+        left = max(0.0, deadline - self._reactor.seconds())
+        try:
+            await generation.when_exited().addTimeout(left, self._reactor)
+        except TimeoutError:
+            self._doubt(generation)
+        return False
+
+    async def _audit(self, generation: Generation) -> None:
+        try:
+            await generation.audit()
+        except NodeError as fault:
+            self.log.warn("the core's users were not compared: {reason}", reason=fault.text)
+
+    def _kept(self, changes: Iterable[Change]) -> list[Change]:
+        """Those of the changes that take something away which is still in force."""
+        confirmed = self._confirmed()
+        have = [(confirmed.get(change.tag, {}).get(change.key), change) for change in changes]
+        return [change for packed, change in have if packed is not None and packed != change.packed]
+
+    async def _run_without(self, kept: list[Change]) -> list[Refusal]:
+        """Another run of the core, which does not know who was removed. One that waits for a Start just ends."""
+        generation = self.generations[0]
+        names = sorted({change.key for change in kept})
+        self.log.error("the core is replaced, since it keeps users who were removed: {names}", names=names)
+        accounts = apply([change._replace(packed=None) for change in kept], generation.accounts)
+        await self._end_one(generation)
+        if self.accepted is None or self.state != "running":
+            return []
+        self._adopt(await self.accepted.driver.launch(self.accepted.plan, accounts, RENEWAL))
+        return await self._ask([change for change in kept if change.packed is not None])
 
     async def _end_one(self, generation: Generation) -> None:
         """End a core when all that it served is counted."""
@@ -245,8 +313,12 @@ class Members:
         """A new run of the core is the newest."""
         raise NotImplementedError
 
-    def _again(self, fault: NodeError) -> None:
-        """No core runs, and one shall."""
+    def _doubt(self, generation: Generation) -> None:
+        """A core lives and does not answer: what it was asked for may not be in force."""
+        raise NotImplementedError
+
+    def _gone(self, fault: Exception) -> None:
+        """No core runs after a batch, and one shall."""
         raise NotImplementedError
 
     def _in_background(self, work: Coroutine[Any, Any, Any] | Deferred[Any], text: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.python.failure import Failure
 
-from node.users import Accounts, Change, Refusal, key_of
+from node.users import Accounts, Change, Refusal, diff, key_of
 
 Pairs = set[tuple[str, str]]
 
@@ -36,6 +36,10 @@ class Reconciler:
         self._confirmed = confirmed
         self._apply = apply
         self._dirty: Pairs = set()
+        # What the core is being asked for now; nobody knows yet whether it is in force.
+        self._asked: Pairs = set()
+        # The changes that the core refused last, of those that still differ at a repair.
+        self._refused: set[Change] = set()
         self._waiting: list[tuple[Pairs, Deferred[list[Refusal]]]] = []
         self._turn = DeferredLock()
 
@@ -47,6 +51,17 @@ class Reconciler:
         if len(self._waiting) == 1:
             self._turn.run(self._batch)
         return done
+
+    def differing(self) -> Pairs:
+        """What is not as it should be, or may not be so when the batch under way is done."""
+        return self._asked | pairs(diff(self._confirmed(), self._target()))
+
+    async def repair(self) -> list[Refusal]:
+        """Settle whatever differs. What was refused is asked for again only where that costs nobody anything."""
+        changes = diff(self._confirmed(), self._target())
+        self._refused &= set(changes)
+        asked = set(self._free(changes)) | set(changes) - self._refused
+        return await self.settle(pairs(asked)) if asked else []
 
     async def idle(self) -> None:
         """Wait until all that was touched so far is settled."""
@@ -77,7 +92,7 @@ class Reconciler:
         free = self._free(changes)
         if len(free) < len(changes):
             if free:
-                await self._apply(free)
+                await self._ask(free)
             await self._sleep(window)
 
     def _changes(self, dirty: Iterable[tuple[str, str]]) -> list[Change]:
@@ -91,6 +106,21 @@ class Reconciler:
         changes = self._changes(dirty)
         refused: dict[str, list[Refusal]] = {}
         if changes:
-            for refusal in await self._apply(changes):
+            for refusal in await self._ask(changes):
                 refused.setdefault(key_of(refusal.email), []).append(refusal)
         return refused
+
+    async def _ask(self, changes: list[Change]) -> list[Refusal]:
+        self._asked = pairs(changes)
+        try:
+            refused = await self._apply(changes)
+        finally:
+            self._asked = set()
+        names = {key_of(refusal.email) for refusal in refused}
+        self._refused |= {change for change in changes if change.key in names}
+        return refused
+
+
+def pairs(changes: Iterable[Change]) -> Pairs:
+    """What the changes are of."""
+    return {(change.tag, change.key) for change in changes}

@@ -1,4 +1,7 @@
-"""When a core that went away is started again: at once, then after 1, 2, 4 … 30 s, and for ever at 30."""
+"""When a core that went away is started again.
+
+At once if it had served for a while, or if it is the first time; else after 1, 2, 4 … 30 s, and for ever at 30.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from collections.abc import Callable, Iterator
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 LONGEST = 30.0
-# A core that stayed up for this long, in seconds, begins anew.
-STEADY = 60.0
+# A core that served for this long, in seconds, does not die young.
+STEADY = 2.0
 
 
 def delays() -> Iterator[float]:
@@ -26,18 +29,27 @@ class Backoff:
     def __init__(self, reactor: IReactorTime) -> None:
         self._reactor = reactor
         self._delays = delays()
-        self._last = 0.0
+        # Since when a core serves, without a crash.
+        self._since: float | None = None
         self._call: IDelayedCall | None = None
 
+    @property
+    def pending(self) -> bool:
+        """A try is to come."""
+        return self._call is not None and self._call.active()
+
+    def served(self) -> None:
+        """A core is up. One that takes another's place in good order goes on with that one's time."""
+        if self._since is None:
+            self._since = self._reactor.seconds()
+
     def later(self, action: Callable[[], None]) -> None:
-        """Call `action` when it is time to try again."""
-        now = self._reactor.seconds()
-        if now - self._last > STEADY:
+        """It is down. Call `action` when it is time to try again."""
+        if self._since is not None and self._reactor.seconds() - self._since >= STEADY:
             self._delays = delays()
-        delay = next(self._delays)
-        self._last = now + delay
+        self._since = None
         self.cancel()
-        self._call = self._reactor.callLater(delay, action)
+        self._call = self._reactor.callLater(next(self._delays), action)
 
     def cancel(self) -> None:
         """No try is wanted."""
@@ -48,4 +60,4 @@ class Backoff:
     def renew(self) -> None:
         """A controller wants another backend: its first crash is the first."""
         self.cancel()
-        self._delays = delays()
+        self._delays, self._since = delays(), None

@@ -14,13 +14,13 @@ from twisted.python.failure import Failure
 
 from drivers.interface import Driver, Exit, Generation
 from node.control import Settled
-from node.errors import Aborted, CoreFailed, InvalidConfig, NodeError, PortTaken, ShuttingDown
+from node.errors import CoreFailed, InvalidConfig, NodeError, PortTaken, ShuttingDown
 from node.farewell import Farewell
 from node.logs import LogRing
 from node.members import Accepted, Held, Members, no_users
 from node.record import Record
 from node.restart import Backoff
-from node.users import Refusal, Roster
+from node.users import Refusal, Roster, diff
 from node.watch import Watch
 from protos.service_pb2 import Backend
 
@@ -33,6 +33,8 @@ BACK_TIMEOUT = 1.0
 # Seconds between two tries to get a port that is taken, and what the last try must have left.
 PORT_RETRY = 0.25
 LAST_TRY = 1.0
+# Users that are named in an error.
+LISTED = 20
 
 
 class Runner(Members):
@@ -45,7 +47,7 @@ class Runner(Members):
     ) -> None:
         super().__init__(reactor, ring, record)
         self._backoff, self._resuming = Backoff(reactor), Backoff(reactor)
-        self._watch = Watch(reactor, self._hung, self._drifted)
+        self._watch = Watch(reactor, self._hung, self._repair)
         self._grace: IDelayedCall | None = None
         self._farewell = Farewell(reactor, read_counters)
         self._closed = False
@@ -60,23 +62,28 @@ class Runner(Members):
         await self._control.run(lambda settled: self._resume(driver, request, settled), core=True)
 
     @property
+    def keep_alive(self) -> int:
+        """Seconds for which the backend goes on without a controller; 0 for ever, or where there is none."""
+        if self.accepted is None or self.state == "stopped":
+            return 0
+        return self.accepted.keep_alive
+
+    @property
     def counting(self) -> list[Generation]:
         """Those whose counters are to be read: who ends is not done yet."""
         return [*self.generations, *self._farewell.ending]
 
     async def stop(self, reason: str, grace: float = 0.0) -> None:
         """Stop the backend, and whatever is under way. Its core ends after `grace` seconds, unless a Start wants it."""
-        self._control.abort()
         self._backoff.cancel()
         self._resuming.cancel()
+        # Before others are aborted: who waited for them finds it stopped.
         if self.state != "stopped":
             self._say("stopped", reason)
         if not self._closed:
             self._recorder.forget()
-        try:
-            await self._control.run(lambda settled: self._stop(grace, settled), core=True)
-        except Aborted:
-            self.log.info("another Stop came, which does the same")
+        self._control.abort()
+        await self._control.run(lambda settled: self._stop(grace, settled), core=True, final=True)
         await self.recorded()
 
     async def close(self) -> None:
@@ -95,8 +102,12 @@ class Runner(Members):
             # A core is just taking the place of another one: it may be the one that is asked for.
             await self._reconciler.idle()
         if self._serves(fingerprint):
-            await self._take_back(request, settled)
-            return
+            assert self.accepted is not None
+            built = await self._build(self.accepted, request.users, self.roster)
+            # It may have died meanwhile.
+            if self._serves(fingerprint):
+                await self._take_back(request, *built, settled)
+                return
         wanted = await self._in_time(self._prepare(driver, request, fingerprint))
         roster, refused = await self._build(wanted, request.users)
         self._tell(await self._replace_core(wanted, roster, settled, deadline) + refused, wanted.plan.warnings)
@@ -105,17 +116,18 @@ class Runner(Members):
         current = self.accepted
         return bool(current and current.fingerprint == fingerprint and self.generations and self.generations[0].alive)
 
-    async def _take_back(self, request: Backend, settled: Settled) -> None:
+    async def _take_back(self, request: Backend, roster: Roster, refused: list[Refusal], settled: Settled) -> None:
         """The core that runs is the one that is asked for: only its users follow."""
         assert self.accepted is not None
-        roster, refused = await self._build(self.accepted, request.users, self.roster)
         self._cancel_grace()
         if self.state != "running":
             self._say("running", "the same configuration was asked for again")
-        before, self.accepted = self.roster, replace(self.accepted, request=without_users(request))
+        self.accepted = replace(self.accepted, request=without_users(request), keep_alive=request.keep_alive)
+        # Before it is settled: who waits for that says the next word, and says it at once.
+        self._recorder.backend(self.accepted.request, self.roster, roster)
         self._install(roster, settled)
-        self._recorder.backend(self.accepted.request, before, roster)
         self._tell(await self._settle_all() + refused)
+        self._require_out()
 
     async def _prepare(
         self, driver: Driver, request: Backend, fingerprint: tuple[str, str, frozenset[str]]
@@ -125,7 +137,7 @@ class Runner(Members):
         plan = await driver.prepare(request.config, frozenset(request.exclude_inbounds))
         if self.generations:
             await driver.check(plan)
-        return Accepted(without_users(request), driver, plan, version, fingerprint)
+        return Accepted(without_users(request), request.keep_alive, driver, plan, version, fingerprint)
 
     async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
         def late(_: object, seconds: float) -> Failure:
@@ -136,13 +148,12 @@ class Runner(Members):
     async def _replace_core(self, wanted: Accepted, roster: Roster, settled: Settled, deadline: float) -> list[Refusal]:
         """End what runs and run this; if it cannot be run, what ran before. Returns who the core refused."""
         before = self.state, self.reason
-        ran = bool(self.generations) or self.state == "restarting"
         self._backoff.renew()
-        self._resuming.cancel()
         self._cancel_grace()
         # Before the roster changes: nothing of it is for the core that ends.
         self._say("starting", "")
-        self._held = Held(self.accepted, self.roster)
+        # What was stopped does not come back.
+        self._held = Held(None, no_users()) if before[0] == "stopped" else Held(self.accepted, self.roster)
         self.accepted = wanted
         self._install(roster, settled)
         try:
@@ -153,13 +164,30 @@ class Runner(Members):
             self._held = None
             if isinstance(fault, CancelledError):
                 raise
-            if ran:
+            if before[0] in ("running", "restarting"):
                 raise await self._put_back(fault) from fault
-            self._say(*_after_failure(self._as_told(fault), before))
+            self._say(*self._after_failure(self._as_told(fault), before))
             raise
+        self._resuming.cancel()
         replaced, self._held = self._held.roster, None
         self._recorder.backend(wanted.request, replaced, self.roster)
-        return await self._settle_all()
+        left_out = await self._settle_all()
+        self._require_out()
+        return left_out
+
+    def _require_out(self) -> None:
+        """Raises if the core may still let in somebody whom the Start took out: it did not answer then."""
+        keys = sorted({change.key for change in self._kept(diff(self._confirmed(), self._wanted()))})
+        if keys:
+            listed = ", ".join(map(repr, keys[:LISTED])) + (" and others" if len(keys) > LISTED else "")
+            raise CoreFailed(f"the core did not answer: {listed} may still be in; the node puts them out when it does")
+
+    def _after_failure(self, fault: NodeError, before: tuple[str, str]) -> tuple[str, str]:
+        """The state after a Start that failed where nothing ran before: a refused one changes nothing."""
+        if isinstance(fault, InvalidConfig):
+            return before
+        again = "; what ran when the node ended is tried again" if self._resuming.pending else ""
+        return "failed", fault.text + again
 
     async def _launch(self, wanted: Accepted, seconds: float) -> None:
         """Start a core; a port that is taken is tried again for as long as there is time."""
@@ -225,7 +253,7 @@ class Runner(Members):
                 await self._end(settled)
 
         self._cancel_grace()
-        self._in_background(self._control.run(work, core=True), "the core was not stopped after its grace")
+        self._in_background(self._control.run(work, core=True, final=True), "the core was not stopped after its grace")
 
     def _cancel_grace(self) -> None:
         self.in_grace = False
@@ -251,13 +279,16 @@ class Runner(Members):
 
     # Resuming
 
-    async def _resume(self, driver: Driver, request: Backend, settled: Settled) -> None:
-        """While it is tried, users are not taken: it is not known yet which inbounds there are."""
+    async def _resume(self, driver: Driver, request: Backend, _: Settled) -> None:
+        """Whatever changes users waits until it is known whether this runs.
+
+        Taken in before, it would be forgotten with a try that fails, and the next one would bring back who was removed.
+        """
         if self.accepted is not None:
             return  # a controller was faster
         self._say("starting", "it ran when the node ended")
         try:
-            await self._start(driver, request, settled)
+            await self._start(driver, request, _not_yet)
         except CancelledError:
             raise
         except Exception as fault:  # noqa: BLE001 - logged, and told by `info`
@@ -271,6 +302,7 @@ class Runner(Members):
 
     def _adopt(self, generation: Generation) -> None:
         self.generations.insert(0, generation)
+        self._backoff.served()
         self._watch.begin(generation)
         generation.when_exited().addCallback(self._exited, generation)
 
@@ -292,9 +324,14 @@ class Runner(Members):
             lambda: self._in_background(self._control.run(self._restart, core=True), "the core was not started again")
         )
 
+    def _gone(self, fault: Exception) -> None:
+        self._again(CoreFailed(self._as_told(fault).text))
+
     async def _restart(self, settled: Settled) -> None:
         settled()
         if self.state == "restarting":
+            # Whatever was ending when it went wrong.
+            await self._end_generations()
             await self._run_accepted(START_TIMEOUT)
 
     def _hung(self, generation: Generation, reason: str) -> None:
@@ -302,10 +339,13 @@ class Runner(Members):
         self._ring.event(f"the core is ended: {reason}")
         generation.kill()
 
-    async def _drifted(self, generation: Generation) -> None:
-        """The core's own list of users was not what it had confirmed: bring it back to what is wanted."""
+    def _doubt(self, generation: Generation) -> None:
+        self._watch.doubt(generation)
+
+    async def _repair(self, generation: Generation) -> None:
+        """Bring the core to what is wanted, whatever it has refused or lost."""
         if generation in self.generations:
-            await self._settle_all()
+            await self._reconciler.repair()
 
     def _tell(self, refused: list[Refusal], warnings: Iterable[str] = ()) -> None:
         for warning in warnings:
@@ -314,13 +354,12 @@ class Runner(Members):
             self._ring.event(f"user {email!r} is left out: {reason}")
 
 
+def _not_yet() -> None:
+    """Its users are settled when it has ended."""
+
+
 def without_users(request: Backend) -> bytes:
     """A backend as it is recorded: its users are recorded one by one."""
     kept = Backend(type=request.type, config=request.config, keep_alive=request.keep_alive)
     kept.exclude_inbounds.extend(request.exclude_inbounds)
     return kept.SerializeToString()
-
-
-def _after_failure(fault: NodeError, before: tuple[str, str]) -> tuple[str, str]:
-    """The state after a Start that failed where nothing ran before: a refused one changes nothing."""
-    return before if isinstance(fault, InvalidConfig) else ("failed", fault.text)

@@ -1,8 +1,8 @@
-"""Looks after a core that runs: does it answer, and are its users the ones that it confirmed?"""
+"""Looks after a core that runs: does it answer, and are its users the ones that it confirmed, and that are wanted?"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
@@ -31,18 +31,31 @@ class Watch:
         self,
         reactor: Any,
         hung: Callable[[Generation, str], None],
-        drifted: Callable[[Generation], Awaitable[None]],
+        repair: Callable[[Generation], Awaitable[None]],
     ) -> None:
         self._reactor = reactor
         self._hung = hung
-        self._drifted = drifted
+        self._repair = repair
+        self._doubted: set[Generation] = set()
 
     def begin(self, generation: Generation) -> None:
         """Watch it until it has exited."""
         for work in (self._health(generation), self._users(generation)):
-            watching = ensureDeferred(work)
-            watching.addErrback(self._ended)
-            generation.when_exited().addCallback(_cancel, watching)
+            self._follow(generation, work)
+
+    def doubt(self, generation: Generation) -> None:
+        """It did not answer: as soon as it does its users are looked at, and settled."""
+        if generation not in self._doubted:
+            self._doubted.add(generation)
+            self._follow(generation, self._look(generation))
+
+    def _follow(self, generation: Generation, work: Coroutine[Any, Any, None]) -> None:
+        """Have this done for as long as the core lives."""
+        watching = ensureDeferred(work)
+        exited = generation.when_exited().addCallback(_cancel, watching)
+        exited.addErrback(_no_more)
+        watching.addErrback(self._ended)
+        watching.addBoth(lambda _: exited.cancel())
 
     def _ended(self, failure: Failure) -> None:
         if not failure.check(CancelledError):
@@ -51,22 +64,31 @@ class Watch:
     async def _health(self, generation: Generation) -> None:
         while generation.alive:
             await deferLater(self._reactor, INTERVAL)
+            asked = self._reactor.seconds()
             if not await self._answers(generation):
-                self._hung(generation, f"it did not answer for {PATIENCE:g} s")
                 return
+            if self._reactor.seconds() - asked >= AGAIN:
+                await self._compare(generation)
+
+    async def _look(self, generation: Generation) -> None:
+        try:
+            answered = await self._answers(generation)
+        finally:
+            # What goes wrong from now on is another doubt.
+            self._doubted.discard(generation)
+        if answered:
+            await self._compare(generation)
 
     async def _answers(self, generation: Generation) -> bool:
-        """Ask until its time is over: a broken connection is made anew, and its users are compared then."""
+        """Ask until it answers, by a new connection where one is broken; when its time is over it counts as hung."""
         deadline = self._reactor.seconds() + PATIENCE
-        left, again = PATIENCE, False
-        while generation.alive and left > 0:
+        while generation.alive and (left := deadline - self._reactor.seconds()) > 0:
             if await generation.answers(left):
-                if again:
-                    await self._compare(generation)
                 return True
             await deferLater(self._reactor, AGAIN)
-            left, again = deadline - self._reactor.seconds(), True
-        return not generation.alive
+        if generation.alive:
+            self._hung(generation, f"it did not answer for {PATIENCE:g} s")
+        return False
 
     async def _users(self, generation: Generation) -> None:
         while generation.alive:
@@ -78,10 +100,18 @@ class Watch:
             drift = await generation.audit()
             if drift:
                 self.log.warn("{drift} users of the core were not as it had confirmed; repairing", drift=drift)
-                await self._drifted(generation)
         except NodeError as fault:
             self.log.warn("the core's users were not compared: {reason}", reason=fault.text)
+        try:
+            await self._repair(generation)
+        except NodeError as fault:
+            self.log.warn("the core's users were not settled: {reason}", reason=fault.text)
 
 
 def _cancel(_: Exit, watching: Deferred[None]) -> None:
     watching.cancel()
+
+
+def _no_more(failure: Failure) -> None:
+    """Nobody waits for its end any more."""
+    failure.trap(CancelledError)

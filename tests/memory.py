@@ -119,8 +119,9 @@ class MemoryGeneration:
 
     async def answers(self, seconds: float) -> bool:
         self.asked += 1
-        if self.silent:
-            await deferLater(self._clock, seconds)
+        late = self._clock.seconds() + seconds
+        while self.alive and self.silent and self._clock.seconds() < late:
+            await deferLater(self._clock, 0.125)
         return self.alive and not self.silent
 
     async def audit(self) -> int:
@@ -176,8 +177,11 @@ class MemoryDriver:
     """Satisfies `Driver`. A configuration is the tags of its inbounds, with commas, and then words.
 
     `bad` is refused when it is read, `unbuildable` when it is checked beside a running core. `faults` are what the next
-    launches fail with. `launching`, `stopping` and `applying` are gates; `fault` is what batches fail with.
+    launches fail with. `launching`, `stopping` and `applying` are gates; `fault` is what batches fail with. A silent
+    core takes none of a batch, which is known after `CALL` seconds; `unable`: no core takes a removal while it runs.
     """
+
+    CALL = 5.0
 
     name = "memory"
     window = 0.0
@@ -190,6 +194,7 @@ class MemoryDriver:
         self.faults: list[Exception] = []
         self.batches: list[Sequence[Change]] = []
         self.fault: Exception | None = None
+        self.unable = False
         self.reading, self.launching, self.stopping, self.applying = Gate(), Gate(), Gate(), Gate()
 
     @property
@@ -233,9 +238,15 @@ class MemoryDriver:
         await self.applying.passed()
         if self.fault:
             raise self.fault
-        refused = [change for change in changes if change.packed == b"refused" or not generation.alive]
+        if generation.silent:
+            await deferLater(self.clock, self.CALL)
+        refused = [change for change in changes if self._refuses(generation, change)]
         generation.accounts = apply([change for change in changes if change not in refused], generation.accounts)
         return generation, [Refusal(change.key, "the core says no") for change in refused]
+
+    def _refuses(self, core: MemoryGeneration, change: Change) -> bool:
+        stuck = self.unable and change.key in core.accounts[change.tag]
+        return stuck or core.silent or not core.alive or change.packed == b"refused"
 
     def sweep(self) -> list[int]:
         return []

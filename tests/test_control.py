@@ -186,6 +186,34 @@ class ControlTests(SynchronousTestCase):
         self.failureResultOf(aborted, Aborted)
         self.assertEqual(self.steps.events, ["stop begins"])
 
+    def test_clearing_up_is_not_ended(self) -> None:
+        """What was aborted clears up once, however many aborts come meanwhile, and what comes after waits for it."""
+        clearing: list[Deferred[None]] = []
+
+        async def stubborn(_: Settled) -> None:
+            try:
+                await Deferred()
+            finally:
+                clearing.append(Deferred())
+                await clearing[0]
+
+        aborted = ensureDeferred(self.control.run(stubborn, core=True))
+        self.control.abort()
+        self.control.abort()
+        self.run_core("stop")
+        self.assertEqual(self.steps.events, [])
+        clearing[0].callback(None)
+        self.failureResultOf(aborted, Aborted)
+        self.assertEqual((self.steps.events, len(clearing)), (["stop begins"], 1))
+
+    def test_what_is_final_is_not_aborted(self) -> None:
+        """It goes on to its end, and so does one that waits for its turn."""
+        work = [ensureDeferred(self.control.run(self.steps.work(name), core=True, final=True)) for name in "ab"]
+        self.control.abort()
+        for name, done in zip("ab", work, strict=True):
+            self.steps.end(name)
+            self.successResultOf(done)
+
     def test_a_caller_that_hangs_up(self) -> None:
         """A caller who gives up ends nothing, and those who joined him are told the end."""
         gone, patient = self.run_core("a", "subject"), self.run_core("b", "subject")

@@ -1,4 +1,4 @@
-"""When a core is tried again: at once, then later and later, and at once again after it was steady."""
+"""When a core is tried again: at once, then later and later, and at once again after it served for a while."""
 
 from __future__ import annotations
 
@@ -40,13 +40,29 @@ class BackoffTests(SynchronousTestCase):
         self.assertEqual([self.waited() for _ in range(8)], [0, 1, 2, 4, 8, 16, 30, 30])
 
     def test_steady(self) -> None:
-        """After a core was up for a while, its crash is the first again; before that it is not."""
-        for _ in range(4):
-            self.waited()
-        self.clock.advance(STEADY - 1)
-        self.assertEqual(self.waited(), 8)
-        self.clock.advance(STEADY + 1)
+        """After a core served for a while its crash is the first again; one that dies young waits longer and longer."""
+        for delay in (0, 1, 2, 4):
+            self.backoff.served()
+            self.clock.advance(STEADY / 2)
+            self.assertEqual(self.waited(), delay)
+        for _ in range(3):
+            self.backoff.served()
+            self.clock.advance(STEADY)
+            self.assertEqual(self.waited(), 0)
+
+    def test_in_good_order(self) -> None:
+        """A core that took the place of one that served has not died young."""
+        self.waited()
+        self.backoff.served()
+        self.clock.advance(STEADY)
+        self.backoff.served()
         self.assertEqual(self.waited(), 0)
+
+    def test_time_without_a_core(self) -> None:
+        """However long nothing ran, that is no service."""
+        self.waited()
+        self.clock.advance(1000)
+        self.assertEqual(self.waited(), 1)
 
     def test_renewed(self) -> None:
         """Another backend's first crash is the first."""

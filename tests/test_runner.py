@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, pairwise
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, succeed
 from twisted.internet.task import Clock, deferLater
@@ -106,6 +106,14 @@ class RunnerTests(SynchronousTestCase):
     def pass_time(self, seconds: float) -> None:
         self.clock.pump([0.0] + [0.125] * int(seconds * 8))
 
+    def slow_pool(self) -> SlowPool:
+        """From now on every roster is built in this pool."""
+        self.patch(members, "BUILD_INLINE", 0)
+        pool = SlowPool()
+        self.clock.getThreadPool = lambda: pool  # type: ignore[attr-defined]
+        self.clock.callFromThread = lambda call, *args: call(*args)  # type: ignore[attr-defined]
+        return pool
+
 
 class IdenticalStarts(RunnerTests):
     def test_nothing_happens(self) -> None:
@@ -187,6 +195,24 @@ class IdenticalStarts(RunnerTests):
         self.assertEqual((self.runner.state, self.driver.faults), ("restarting", []))
         self.successResultOf(self.start("a", BOB))
         self.assertEqual(self.accounts(), {"bob": b"two"})
+
+
+    def test_the_core_dies_meanwhile(self) -> None:
+        """A core that dies while the users of an identical Start are built is run again, in a panel's grace, too."""
+        pool = self.slow_pool()
+        for grace in (None, GRACE):
+            start = self.start("a", ANN)
+            pool.work()
+            self.successResultOf(start)
+            if grace is not None:
+                self.stopped(grace)
+            start = self.start("a", BOB)
+            self.core.die()
+            pool.work()
+            pool.work()
+            self.successResultOf(start)
+            self.pass_time(0)
+            self.assertEqual((self.runner.state, self.accounts()), ("running", {"bob": b"two"}))
 
 
 class FailedStarts(RunnerTests):
@@ -434,14 +460,35 @@ class Stops(RunnerTests):
         self.successResultOf(stop)
 
     def test_two_stops(self) -> None:
-        """Stops at the same time all succeed."""
+        """Stops at the same time all succeed, none before the core has ended, which is done once."""
         self.started("a", ANN)
         self.driver.stopping.shut = True
-        both = [self.stop(), self.stop()]
+        both = [self.stop(), self.stop(GRACE)]
+        for deferred in both:
+            self.assertNoResult(deferred)
         self.driver.stopping.open()
         for deferred in both:
             self.successResultOf(deferred)
-        self.assertEqual(self.driver.running, [])
+        self.assertEqual((self.driver.running, self.readings), ([], 1))
+
+    def test_two_stops_while_a_start_clears_up(self) -> None:
+        """The second does not end the clearing up that the first one waits for: both answer when no core is left."""
+        cleared: Deferred[None] = Deferred()
+
+        async def slow(plan: MemoryPlan, target: Mapping[str, Accounts], seconds: float) -> MemoryGeneration:
+            try:
+                return await Deferred()
+            finally:
+                await cleared
+
+        self.driver.launch = slow  # type: ignore[method-assign]
+        start, both = self.start("a", ANN), [self.stop(), self.stop()]
+        for deferred in (start, *both):
+            self.assertNoResult(deferred)
+        cleared.callback(None)
+        self.failureResultOf(start, Aborted)
+        for deferred in both:
+            self.successResultOf(deferred)
 
     def test_stop_ends_the_restarts(self) -> None:
         """After a Stop a core that was to come back does not, and the logs have no fault for it."""
@@ -585,14 +632,19 @@ class Grace(RunnerTests):
         self.successResultOf(self.start("a", ANN))
         self.assertEqual(self.accounts(), {"ann": b"one"})
 
-    def test_put_back_in_it(self) -> None:
-        """A Start that fails to come up within it brings the backend before it back, as running."""
-        self.started("a", ANN, BOB)
-        self.stopped(GRACE)
-        self.failureResultOf(self.sync_user(person("bob")), NotInitialized)
-        self.driver.faults = [CoreFailed("it fell")]
-        self.failureResultOf(self.start("b", ANN), CoreFailed)
-        self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one"}))
+    def test_a_start_that_fails_in_it(self) -> None:
+        """What was stopped stays stopped, in the core, outwards and on disk, if a Start within it does not come up."""
+        for fault, state in ((CoreFailed("it fell"), "failed"), (InvalidConfig("it is odd"), "stopped")):
+            self.started("a", ANN, BOB)
+            self.stopped(GRACE)
+            self.driver.faults = [fault]
+            error = self.failureResultOf(self.start("b", ANN), NodeError).value
+            self.assertEqual(error.text, fault.text)
+            self.pass_time(2 * GRACE)
+            self.assertEqual((self.driver.running, self.runner.state), ([], state))
+            self.assertEqual((self.record.request, self.record.kept, self.runner.keep_alive), (b"", {}, 0))
+            self.assertFalse(self.runner.everything())
+            self.failureResultOf(self.sync_user(BOB), NodeError)
 
 
 class Crashes(RunnerTests):
@@ -620,6 +672,30 @@ class Crashes(RunnerTests):
             [round(later - earlier) for earlier, later in pairwise(tries)],
             [0, 1, 2, 4, 8, 16, 30, 30, 30, 30],
         )
+        self.assertEqual(self.runner.state, "running")
+
+    def test_one_that_served(self) -> None:
+        """A core that served for some seconds comes back at once, however often that happens."""
+        self.started("a", ANN)
+        for _ in range(8):
+            self.pass_time(3)
+            self.core.die()
+            self.pass_time(0)
+            self.assertEqual(self.runner.state, "running")
+
+    def test_one_that_dies_young(self) -> None:
+        """The pauses of one that comes up and dies at once grow, until it has served for a while."""
+        self.started("a", ANN)
+        for pause in (0, 1, 2, 4):
+            self.core.die()
+            if pause:
+                self.pass_time(pause - 0.25)
+                self.assertEqual(self.driver.running, [])
+            self.pass_time(0.25)
+            self.assertEqual(self.runner.state, "running")
+        self.pass_time(3)
+        self.core.die()
+        self.pass_time(0)
         self.assertEqual(self.runner.state, "running")
 
     def test_users_of_the_time(self) -> None:
@@ -726,6 +802,113 @@ class Crashes(RunnerTests):
         self.assertEqual(self.accounts(), {"ann": b"one"})
 
 
+class Stalls(RunnerTests):
+    """A core that lives and takes nothing for some seconds: nothing of what was said is forgotten, nor called done."""
+
+    def stall(self, core: MemoryGeneration, seconds: float) -> None:
+        core.silent = True
+        self.clock.callLater(seconds, setattr, core, "silent", False)
+
+    def calls(self) -> dict[str, Callable[[], Deferred[None]]]:
+        """Ways to say that Ann is removed, and Cy is there."""
+        return {
+            "a whole set": lambda: self.sync_users(BOB, CY),
+            "a partial update": lambda: ensureDeferred(self.runner.update([person("ann"), CY])),
+            "an equal Start": lambda: self.start("a", BOB, CY),
+        }
+
+    def test_it_is_told_and_comes(self) -> None:
+        """What was not done is no success, and is in force as soon as the core answers, without another word."""
+        for name, call in self.calls().items():
+            core = self.started("a", ANN, BOB)
+            self.stall(core, 8)
+            done = call()
+            self.pass_time(7.5)
+            self.failureResultOf(done, UsersRefused, CoreFailed)
+            self.assertEqual(set(self.accounts()), {"ann", "bob"}, name)
+            self.pass_time(1)
+            self.assertEqual((self.accounts(), self.core), ({"bob": b"two", "cy": b"three"}, core), name)
+            self.stopped()
+
+    def test_who_says_it_again(self) -> None:
+        """A second SyncUser that says the same is told the truth as well."""
+        core = self.started("a", ANN)
+        self.stall(core, 14)
+        for _ in range(2):
+            done = ensureDeferred(self.runner.update([person("ann")]))
+            self.pass_time(6.5)
+            self.failureResultOf(done, UsersRefused)
+        done = ensureDeferred(self.runner.update([person("ann")]))
+        self.pass_time(7)
+        self.successResultOf(done)
+        self.assertEqual((self.accounts(), self.core), ({}, core))
+
+    def test_in_grace(self) -> None:
+        """Who is removed from a core that is stopped only outwards is out as soon as it answers."""
+        core = self.started("a", ANN, BOB)
+        self.stopped(GRACE)
+        self.stall(core, 8)
+        self.failureResultOf(self.sync_user(person("ann")), NotInitialized)
+        self.pass_time(8.5)
+        self.assertEqual(self.accounts(), {"bob": b"two"})
+
+    def test_one_that_stays_silent(self) -> None:
+        """It is ended and comes again as it shall be."""
+        core = self.started("a", ANN, BOB)
+        core.silent = True
+        done = self.sync_users(BOB)
+        self.pass_time(7)
+        self.failureResultOf(done, UsersRefused)
+        self.pass_time(INTERVAL + PATIENCE)
+        self.assertTrue(core.killed)
+        self.assertEqual(self.accounts(), {"bob": b"two"})
+
+    def test_at_each_audit(self) -> None:
+        """What a core did not take, whatever was the cause, is tried again at each audit."""
+        self.started("a", ANN)
+        self.driver.fault = KeyError("x")
+        self.failureResultOf(self.sync_users(BOB), KeyError)
+        self.driver.fault = None
+        self.pass_time(AUDIT)
+        self.assertEqual(self.accounts(), {"bob": b"two"})
+
+    def test_what_is_refused_is_not_asked_for_ever(self) -> None:
+        """Where a change may cost somebody something, a core that refused it is not asked again but by a controller."""
+        core = self.started("a", ANN)
+        core.free = lambda changes: [change for change in changes if change.packed is None]  # type: ignore[method-assign]
+        sync = self.sync_users(person("eve", "refused", "a"), BOB)
+        self.failureResultOf(sync, UsersRefused)
+        batches = len(self.driver.batches)
+        self.pass_time(5 * AUDIT)
+        self.assertEqual((self.accounts(), len(self.driver.batches)), ({"bob": b"two"}, batches))
+
+    def test_who_cannot_be_removed(self) -> None:
+        """A core that answers and does not let go of somebody is replaced by one that does not know him."""
+        new = person("ann", "new", "a")
+        calls: dict[str, Callable[[], Deferred[None]]] = {
+            "a whole set": lambda: self.sync_users(new, CY),
+            "a partial update": lambda: ensureDeferred(self.runner.update([new, person("bob"), CY])),
+            "an equal Start": lambda: self.start("a", new, CY),
+        }
+        self.driver.unable = True
+        for name, call in calls.items():
+            core = self.started("a", ANN, BOB)
+            self.successResultOf(call())
+            self.assertFalse(core.alive)
+            self.assertEqual((self.accounts(), self.runner.state), ({"ann": b"new", "cy": b"three"}, "running"), name)
+            self.stopped()
+
+    def test_who_cannot_be_removed_in_grace(self) -> None:
+        """That core has no time left."""
+        self.driver.unable = True
+        self.started("a", ANN)
+        self.stopped(GRACE)
+        self.failureResultOf(self.sync_user(person("ann")), NotInitialized)
+        self.assertEqual((self.driver.running, self.runner.state), ([], "stopped"))
+        self.successResultOf(self.start("a", BOB))
+        self.assertEqual(self.accounts(), {"bob": b"two"})
+
+
 class SlowPool:
     """A thread pool whose work is done when the test says so."""
 
@@ -770,10 +953,7 @@ class Users(RunnerTests):
         self.started("a", ANN)
         self.driver.launching.shut = True
         start = self.start("b", person("ann", "one", "b"))
-        self.patch(members, "BUILD_INLINE", 0)
-        pool = SlowPool()
-        self.clock.getThreadPool = lambda: pool  # type: ignore[attr-defined]
-        self.clock.callFromThread = lambda call, *args: call(*args)  # type: ignore[attr-defined]
+        pool = self.slow_pool()
         sync = self.sync_users(BOB, person("cy", "three", "b"))
         self.driver.faults = [CoreFailed("it fell")]
         self.driver.launching.open()
@@ -840,6 +1020,18 @@ class Records(RunnerTests):
         self.failureResultOf(self.start("b", BOB), CoreFailed)
         self.successResultOf(self.sync_user(CY))
         self.assertEqual(self.kept(), ("a", ["ann", "cy"]))
+
+    def test_a_set_behind_an_equal_start(self) -> None:
+        """A whole set that waited for a Start which takes the core back is the last word, on disk as well."""
+        self.started("a")
+        self.driver.reading.shut = True
+        refused = self.start("a bad")
+        equal, sync = self.start("a", ANN), self.sync_users(BOB)
+        self.driver.reading.open()
+        for deferred in (equal, sync):
+            self.successResultOf(deferred)
+        self.failureResultOf(refused, InvalidConfig)
+        self.assertEqual((self.kept(), self.accounts()), (("a", ["bob"]), {"bob": b"two"}))
 
     def test_where_credentials_collide(self) -> None:
         """Who has a credential depends on the order then: it is the same on disk."""
@@ -908,11 +1100,45 @@ class Resumes(RunnerTests):
         self.pass_time(4)
         self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one"}))
 
+    def test_users_wait_for_it(self) -> None:
+        """Changes of users wait until it runs, or fails: who is removed meanwhile does not come back later."""
+        for fault in (None, CoreFailed("no")):
+            self.driver.launching.shut = True
+            resumed, sync = self.resume("a", ANN, BOB), self.sync_user(person("bob"))
+            for deferred in (resumed, sync):
+                self.assertNoResult(deferred)
+            self.driver.faults = [fault, fault] if fault else []
+            self.driver.launching.open()
+            self.successResultOf(resumed)
+            if fault:
+                self.failureResultOf(sync, CoreFailed)
+            else:
+                self.successResultOf(sync)
+                self.assertEqual((self.accounts(), list(self.record.kept)), ({"ann": b"one"}, ["ann"]))
+            self.stopped()
+
     def test_refused(self) -> None:
         """A configuration that the core does not take any more does not mend itself."""
         self.successResultOf(self.resume("a bad", ANN))
         self.pass_time(100)
         self.assertEqual((self.runner.state, self.driver.launches), ("failed", []))
+
+    def test_a_start_that_fails_meanwhile(self) -> None:
+        """It does not end the tries, and `reason` says so."""
+        for fault in (CoreFailed("it fell"), InvalidConfig("it is odd")):
+            self.driver.faults = [CoreFailed("no"), CoreFailed("no"), CoreFailed("not yet")]
+            self.successResultOf(self.resume("a", ANN))
+            self.pass_time(1)
+            self.assertEqual((self.runner.state, self.driver.faults), ("failed", []))
+            self.failureResultOf(self.start("b bad", BOB), InvalidConfig)
+            self.driver.faults = [fault]
+            self.failureResultOf(self.start("b", BOB), NodeError)
+            self.assertEqual(self.runner.state, "failed")
+            self.assertIn("tried again", self.runner.reason)
+            self.pass_time(4)
+            self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one"}))
+            self.tearDown()
+            self.setUp()
 
     def test_a_controller_is_faster(self) -> None:
         """A Start ends the tries, a Stop as well."""
@@ -932,7 +1158,8 @@ class Replacements(RunnerTests):
 
     def setUp(self) -> None:
         super().setUp()
-        self.fault: CoreFailed | None = None
+        self.fault: Exception | None = None
+        self.dies = False
         self.driver.apply = self.replace  # type: ignore[assignment]
 
     async def replace(
@@ -941,7 +1168,10 @@ class Replacements(RunnerTests):
         await end(core)
         if self.fault:
             raise self.fault
-        return await self.driver.launch(core.plan, apply(changes, core.accounts), 8), []
+        newest = await self.driver.launch(core.plan, apply(changes, core.accounts), 8)
+        if self.dies:
+            newest.die()
+        return newest, []
 
     def test_the_new_one_takes_its_place(self) -> None:
         """Nobody takes it for a crash, and the counters of the one before are read."""
@@ -963,6 +1193,40 @@ class Replacements(RunnerTests):
         self.assertEqual(self.runner.state, "restarting")
         self.pass_time(0)
         self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one", "bob": b"two"}))
+
+    def test_whatever_went_wrong(self) -> None:
+        """No core after a batch is a crash, also if the configuration was refused or the machine had no more files."""
+        for fault in (InvalidConfig("it is odd"), OSError("no more files"), CancelledError()):
+            self.started("a", ANN)
+            self.fault = fault
+            self.failureResultOf(self.sync_user(BOB), type(fault))
+            self.assertEqual(self.runner.state, "restarting")
+            self.pass_time(0)
+            self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one", "bob": b"two"}))
+            self.flushLoggedErrors()
+            self.stopped()
+
+    def test_a_new_one_that_is_dead(self) -> None:
+        """So is a new core that has died by then."""
+        self.started("a", ANN)
+        self.dies = True
+        self.successResultOf(self.sync_user(BOB))
+        self.assertEqual(self.runner.state, "restarting")
+        self.pass_time(0)
+        self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one", "bob": b"two"}))
+
+    def test_an_end_that_fails(self) -> None:
+        """A core that cannot be wound down is ended all the same, before another one begins."""
+        core = self.started("a", ANN)
+
+        async def wind_down() -> None:
+            raise OSError("no more files")
+
+        core.wind_down = wind_down  # type: ignore[method-assign]
+        self.successResultOf(self.sync_user(BOB))
+        self.assertFalse(core.alive)
+        self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)
+        self.assertEqual(self.accounts(), {"ann": b"one", "bob": b"two"})
 
     def test_an_equal_start_meanwhile(self) -> None:
         """It waits for the new core and joins it."""
@@ -1035,6 +1299,14 @@ STEPS = st.builds(
 )
 
 
+def start(config: str = "a", *users: str) -> Step:
+    return Step("start", config, 0.0, frozenset(users), 0.0)
+
+
+def sync_all(*users: str) -> Step:
+    return Step("sync all", "", 0.0, frozenset(users), 0.0)
+
+
 class Slow(MemoryDriver):
     """A driver whose every step takes one of these times."""
 
@@ -1052,7 +1324,9 @@ class Slow(MemoryDriver):
 
 
 class ManyAtOnce(SynchronousTestCase):
-    @settings(deadline=None)
+    @settings(deadline=None, max_examples=300)
+    @example([start(), start(), start("a", "ann"), sync_all()], [0.0, 0.0, 0.0, 1.0])
+    @example([start(), start("a x"), start("a x", "ann"), sync_all()], [0.0, 0.0, 0.0, 0.0, 1.0])
     @given(st.lists(STEPS, max_size=50), st.lists(MOMENTS, min_size=4, max_size=20))
     def test_the_last_one_counts(self, steps: list[Step], times: list[float]) -> None:
         """Starts, stops, syncs and crashes at any time, however long each takes: the end is what was asked for last."""

@@ -1,4 +1,4 @@
-"""Looking after a running core: one that answers is left alone, one that hangs is told of, and drift is repaired."""
+"""Looking after a running core: one that answers is left alone, one that hangs is told of, users are repaired."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ class WatchTests(SynchronousTestCase):
         self.repaired: list[Generation] = []
         self.fault: Exception | None = None
         self.core = MemoryGeneration(self.clock, MemoryPlan("a", ("a",)), {"a": {}}, Gate())
-        Watch(self.clock, self._hung, self._drifted).begin(self.core)
+        self.watch = Watch(self.clock, self._hung, self._repair)
+        self.watch.begin(self.core)
 
     def _hung(self, generation: Generation, reason: str) -> None:
         self.hung.append((self.clock.seconds(), reason))
         generation.kill()
 
-    async def _drifted(self, generation: Generation) -> None:
+    async def _repair(self, generation: Generation) -> None:
         self.repaired.append(generation)
         if self.fault:
             raise self.fault
@@ -61,7 +62,7 @@ class WatchTests(SynchronousTestCase):
         self.core.silent = False
         self.assertEqual(self.core.audited, 0)
         self.pass_time(INTERVAL)
-        self.assertEqual(self.hung, [])
+        self.assertEqual((self.hung, self.core.audited), ([], 1))
 
     def test_a_connection_that_broke(self) -> None:
         """A refusal at once is no verdict: it is asked again until the time is over; then its users are compared."""
@@ -101,17 +102,36 @@ class WatchTests(SynchronousTestCase):
         self.assertEqual((self.core.asked, self.core.audited, self.hung), (asked, 0, []))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_drift(self) -> None:
-        """Users that are not as the core confirmed are told of; where all is well nothing is."""
+    def test_users(self) -> None:
+        """At each look its users are made what they shall be, also if they are the ones that it confirmed."""
         self.core.audits = [lambda _: 0, one_more]
-        self.pass_time(AUDIT)
-        self.assertEqual(self.repaired, [])
-        self.pass_time(AUDIT)
-        self.assertEqual(self.repaired, [self.core])
+        for looks in (1, 2):
+            self.pass_time(AUDIT)
+            self.assertEqual(self.repaired, [self.core] * looks)
 
     def test_a_comparison_that_fails(self) -> None:
         """A core that does not list its users, or a repair that fails, is looked at again the next time."""
         self.fault = CoreFailed("no")
         self.core.audits = [CoreFailed("no"), one_more, one_more]
         self.pass_time(3 * AUDIT)
-        self.assertEqual(len(self.repaired), 2)
+        self.assertEqual((self.core.audited, len(self.repaired)), (3, 3))
+
+    def test_doubt(self) -> None:
+        """The moment it answers again its users are looked at, once for all doubts; a later doubt counts."""
+        for _ in range(2):
+            self.core.audited, self.repaired = 0, []
+            self.core.silent = True
+            for _ in range(3):
+                self.watch.doubt(self.core)
+            self.pass_time(2)
+            self.assertEqual(self.core.audited, 0)
+            self.core.silent = False
+            self.pass_time(0.25)
+            self.assertEqual((self.core.audited, self.repaired), (1, [self.core]))
+
+    def test_a_doubtful_core_that_hangs(self) -> None:
+        """It is told of, and nothing is left to be done."""
+        self.core.silent = True
+        self.watch.doubt(self.core)
+        self.pass_time(PATIENCE + AGAIN)
+        self.assertEqual((len(self.hung), self.clock.getDelayedCalls()), (1, []))
