@@ -60,6 +60,11 @@ class Runner(Members):
         await self._control.run(lambda settled: self._resume(driver, request, settled), core=True)
 
     @property
+    def warnings(self) -> list[str]:
+        """What an operator should know about the watch over the cores."""
+        return self._watch.warnings
+
+    @property
     def counting(self) -> list[Generation]:
         """Those whose counters are to be read: who ends is not done yet."""
         return [*self.generations, *self._farewell.ending]

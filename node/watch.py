@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
-from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 
 from drivers.interface import Exit, Generation
 from node.errors import NodeError
+from node.periodic import Periodic
 
 # Seconds between two questions, and how long an answer may take; a core that needs longer is treated as gone.
 INTERVAL = 5.0
@@ -36,24 +36,31 @@ class Watch:
         self._reactor = reactor
         self._hung = hung
         self._drifted = drifted
+        self._looks: list[Periodic] = []
+
+    @property
+    def warnings(self) -> list[str]:
+        """What an operator should know: a core that is not watched as it should be."""
+        return [warning for look in self._looks for warning in look.warnings]
 
     def begin(self, generation: Generation) -> None:
         """Watch it until it has exited."""
-        for work in (self._health(generation), self._users(generation)):
-            watching = ensureDeferred(work)
-            watching.addErrback(self._ended)
-            generation.when_exited().addCallback(_cancel, watching)
+        for name, seconds, work in (
+            ("asking the core whether it answers", INTERVAL, self._health),
+            ("comparing the core's users", AUDIT, self._compare),
+        ):
+            look = Periodic(name, partial(work, generation), seconds, self._reactor)
+            self._looks.append(look)
+            look.start()
+            generation.when_exited().addCallback(self._ended, look)
 
-    def _ended(self, failure: Failure) -> None:
-        if not failure.check(CancelledError):
-            self.log.failure("a core is not watched any more", failure)
+    def _ended(self, _: Exit, look: Periodic) -> None:
+        look.stop()
+        self._looks.remove(look)
 
     async def _health(self, generation: Generation) -> None:
-        while generation.alive:
-            await deferLater(self._reactor, INTERVAL)
-            if not await self._answers(generation):
-                self._hung(generation, f"it did not answer for {PATIENCE:g} s")
-                return
+        if not await self._answers(generation):
+            self._hung(generation, f"it did not answer for {PATIENCE:g} s")
 
     async def _answers(self, generation: Generation) -> bool:
         """Ask until its time is over: a broken connection is made anew, and its users are compared then."""
@@ -68,11 +75,6 @@ class Watch:
             left, again = deadline - self._reactor.seconds(), True
         return not generation.alive
 
-    async def _users(self, generation: Generation) -> None:
-        while generation.alive:
-            await deferLater(self._reactor, AUDIT)
-            await self._compare(generation)
-
     async def _compare(self, generation: Generation) -> None:
         try:
             drift = await generation.audit()
@@ -81,7 +83,3 @@ class Watch:
                 await self._drifted(generation)
         except NodeError as fault:
             self.log.warn("the core's users were not compared: {reason}", reason=fault.text)
-
-
-def _cancel(_: Exit, watching: Deferred[None]) -> None:
-    watching.cancel()

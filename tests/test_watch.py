@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from twisted.internet.defer import CancelledError
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -24,7 +25,8 @@ class WatchTests(SynchronousTestCase):
         self.repaired: list[Generation] = []
         self.fault: Exception | None = None
         self.core = MemoryGeneration(self.clock, MemoryPlan("a", ("a",)), {"a": {}}, Gate())
-        Watch(self.clock, self._hung, self._drifted).begin(self.core)
+        self.watch = Watch(self.clock, self._hung, self._drifted)
+        self.watch.begin(self.core)
 
     def _hung(self, generation: Generation, reason: str) -> None:
         self.hung.append((self.clock.seconds(), reason))
@@ -115,3 +117,31 @@ class WatchTests(SynchronousTestCase):
         self.core.audits = [CoreFailed("no"), one_more, one_more]
         self.pass_time(3 * AUDIT)
         self.assertEqual(len(self.repaired), 2)
+
+    def test_a_look_that_fails_in_no_foreseen_way(self) -> None:
+        """It is no end of the watch: operators are told, and the next look comes."""
+
+        def fail(_: object) -> int:
+            raise KeyError("odd")
+
+        async def broken(seconds: float) -> bool:
+            self.core.asked += 1
+            raise CancelledError
+
+        self.core.audits = [fail, one_more]
+        answers, self.core.answers = self.core.answers, broken  # type: ignore[method-assign]
+        self.pass_time(AUDIT)
+        self.assertEqual(len(self.watch.warnings), 2)
+        self.assertEqual(len(self.flushLoggedErrors(KeyError, CancelledError)), 2)
+        self.assertEqual(self.core.asked, AUDIT // INTERVAL)
+        self.core.answers = answers  # type: ignore[method-assign]
+        self.pass_time(AUDIT)
+        self.assertEqual(self.watch.warnings, [])
+        self.assertEqual((self.repaired, self.hung), ([self.core], []))
+        self.fault = ValueError("odd")
+        self.core.audits = [one_more]
+        self.pass_time(AUDIT)
+        self.assertEqual(len(self.watch.warnings), 1)
+        self.flushLoggedErrors(ValueError)
+        self.core.die()
+        self.assertEqual(self.watch.warnings, [])
