@@ -21,6 +21,7 @@ class Warns(Protocol):
     @property
     def warnings(self) -> list[str]:
         """What an operator should know now."""
+        ...
 
 
 class Periodic:

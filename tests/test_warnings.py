@@ -26,7 +26,8 @@ from tests.memory import MemoryDriver
 class Part:
     """A part of the node that has something to tell."""
 
-    warnings = ("odd",)
+    def __init__(self) -> None:
+        self.warnings = ["odd"]
 
 
 class WarningTests(SynchronousTestCase):
@@ -37,7 +38,6 @@ class WarningTests(SynchronousTestCase):
         self.fault: Exception | None = None
         self.system = SystemStats(self.clock, self.sample)
         self.store = Store(self.clock, Path(temporary.name) / "state.db")
-        self.part: Any = Part()
         self.backend = Backend(
             self.clock,
             LogRing(self.clock, 100),
@@ -45,7 +45,7 @@ class WarningTests(SynchronousTestCase):
             self.system,
             self.store,
             Policy(poll=10),
-            [self.part],
+            [Part()],
         )
 
     def sample(self) -> system.Sample:
