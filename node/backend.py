@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from twisted.internet.defer import ensureDeferred
-from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
 from drivers.interface import Driver
@@ -19,6 +18,7 @@ from node.errors import CoreFailed, NodeError, UnknownName, Unsupported, shown
 from node.feeds import ChunkFeed, UserFeed
 from node.keepalive import KeepAlive
 from node.logs import LogRing
+from node.periodic import Periodic, Warns
 from node.runner import Runner
 from node.store import Store
 from node.system import SystemStats
@@ -55,7 +55,9 @@ class Backend:
         system: SystemStats,
         store: Store,
         policy: Policy,
+        others: Sequence[Warns] = (),
     ) -> None:
+        """`others` are parts of the node whose warnings `info` tells, too."""
         self._policy = policy
         self._ring = ring
         self._drivers = drivers
@@ -64,14 +66,14 @@ class Backend:
         self._traffic = Traffic(reactor, lambda: self._runner.counting, self._is_user, store, policy.poll)
         self._runner = Runner(reactor, ring, store, self._traffic.read)
         self._keep_alive = KeepAlive(reactor, self._expired)
-        self._noting = LoopingCall(self._note_keep_alive)
-        self._noting.clock = reactor
+        self._noting = Periodic("noting what is left of keep-alive", self._note_keep_alive, policy.poll, reactor)
+        self._telling: tuple[Warns, ...] = (store, self._traffic, self._runner, self._noting, system, *others)
         store.everything = self._everything
 
     def begin(self, saved: Saved) -> None:
         """Go on where an earlier node ended."""
         self._traffic.begin(saved.rows)
-        self._noting.start(self._policy.poll, now=False)
+        self._noting.start()
         if saved.request and self._policy.resume:
             ensureDeferred(self._resume(saved)).addErrback(
                 lambda failure: self.log.failure("the backend was not resumed", failure)
@@ -83,8 +85,7 @@ class Backend:
 
     async def close(self) -> None:
         """The node ends, and the core with it."""
-        if self._noting.running:
-            self._noting.stop()
+        self._noting.stop()
         self._note_keep_alive()
         self._keep_alive.stop()
         await self._runner.close()
@@ -169,7 +170,8 @@ class Backend:
     async def _info(self) -> BaseInfoResponse:
         accepted = self._runner.accepted if self._runner.state != "stopped" else None
         driver = accepted.driver if accepted else self._drivers[min(self._drivers)]
-        warnings = [*(accepted.plan.warnings if accepted else ()), *self._store.warnings]
+        warnings = [*(accepted.plan.warnings if accepted else ())]
+        warnings += [warning for part in self._telling for warning in part.warnings]
         warnings += [warning for run in (self._runner.generations[:1] if accepted else ()) for warning in run.warnings]
         try:
             version = accepted.version if accepted else await driver.version()

@@ -148,7 +148,7 @@ def _names_in(certificate: Path) -> tuple[str, ...]:
     try:
         parsed = x509.load_pem_x509_certificate(certificate.read_bytes())
         sans = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (ValueError, x509.ExtensionNotFound) as error:
+    except (ValueError, x509.InvalidVersion, x509.ExtensionNotFound) as error:
         raise ValueError(
             f"{certificate} is not a certificate with names ({error}): remove it to have one made"
         ) from error

@@ -69,6 +69,11 @@ class Runner(Members):
         return self.accepted.keep_alive
 
     @property
+    def warnings(self) -> list[str]:
+        """What an operator should know about the watch over the cores."""
+        return self._watch.warnings
+
+    @property
     def counting(self) -> list[Generation]:
         """Those whose counters are to be read: who ends is not done yet."""
         return [*self.generations, *self._farewell.ending]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import psutil
 from twisted.application.service import Service
 from twisted.internet.interfaces import IReactorTime
-from twisted.internet.task import LoopingCall
-from twisted.logger import Logger
+
+from node.periodic import Periodic
 
 _LOOPBACK = "lo"  # Linux calls it so in every network namespace
 
@@ -109,42 +109,35 @@ def since_boot(sample: Sample) -> SystemReading:
 
 
 class SystemStats(Service):
-    """Samples every `interval` seconds while it runs; `current` may be asked at any time, before that too."""
+    """Samples every `interval` seconds while it runs; `current` may be asked at any time, before that too.
 
-    log = Logger()
+    While the kernel cannot be asked the last values stand.
+    """
 
     def __init__(self, clock: IReactorTime, read: Callable[[], Sample] = read_sample, interval: float = 1) -> None:
         self._read = read
-        self._interval = interval
         self._reading = since_boot(sample := read())
         self._last = sample
-        self._failing = False
-        self._loop = LoopingCall(self._sample)
-        self._loop.clock = clock
+        self._sampling = Periodic("reading the machine's counters", self._sample, interval, clock)
 
     def startService(self) -> None:
         super().startService()
-        self._loop.start(self._interval, now=False)
+        self._sampling.start()
 
     def stopService(self) -> None:
         super().stopService()
-        self._loop.stop()
+        self._sampling.stop()
+
+    @property
+    def warnings(self) -> list[str]:
+        """Whether the values are not of now."""
+        return self._sampling.warnings
 
     def current(self) -> SystemReading:
         """The newest values, those of `since_boot` until there is a second sample."""
         return self._reading
 
     def _sample(self) -> None:
-        try:
-            sample = self._read()
-        except OSError as error:
-            self._fail(error)
-            return
-        self._failing = False
+        sample = self._read()
         self._reading = reading(self._last, sample)
         self._last = sample
-
-    def _fail(self, error: OSError) -> None:
-        if not self._failing:
-            self.log.error("cannot read the machine's counters: {reason}; the last values stand", reason=str(error))
-        self._failing = True

@@ -10,8 +10,9 @@ from typing import ClassVar
 
 from twisted.application.service import Service
 from twisted.internet.interfaces import IReactorTime
-from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
+
+from node.periodic import Periodic
 
 _PATIENCE = 1.0  # seconds; systemd's queue is full only when the machine is in trouble
 
@@ -85,20 +86,26 @@ class Systemd(Service):
 
     def __init__(self, notifier: Notifier, clock: IReactorTime) -> None:
         self._notifier = notifier
-        self._loop = LoopingCall(notifier.watchdog)
-        self._loop.clock = clock
+        # Not at once: a node that stalls while it starts has not said READY=1 yet, which has a time-out of its own.
+        interval = notifier.watchdog_interval
+        name = "telling systemd that the node lives"
+        self._pings = Periodic(name, notifier.watchdog, interval / 2, clock) if interval else None
 
     def startService(self) -> None:
         super().startService()
-        if self._notifier.watchdog_interval is not None:
-            # Not now: a node that stalls while it starts has not said READY=1 yet, and that has a time-out of its own.
-            self._loop.start(self._notifier.watchdog_interval / 2, now=False)
+        if self._pings:
+            self._pings.start()
 
     def stopService(self) -> None:
         super().stopService()
         self._notifier.stopping()
-        if self._loop.running:
-            self._loop.stop()
+        if self._pings:
+            self._pings.stop()
+
+    @property
+    def warnings(self) -> list[str]:
+        """Whether systemd may take the node for dead."""
+        return self._pings.warnings if self._pings else []
 
     def ready(self, status: str = "") -> None:
         """To be called after everything is bound; `status` is shown by `systemctl status`."""

@@ -107,12 +107,13 @@ class NodeService(Service):
         self._drivers = {kind: make(host) for kind, make in REGISTRY.items()}
         self._store = Store(reactor, self._state.database)
         policy = Policy(settings.stop_grace, settings.outlive, settings.resume, settings.traffic_interval)
-        self._backend = Backend(reactor, self._ring, self._drivers, self._system, self._store, policy)
+        self._systemd = Systemd(Notifier.from_environment(settings.notify), reactor)
+        others = (self._watch, self._systemd)
+        self._backend = Backend(reactor, self._ring, self._drivers, self._system, self._store, policy, others)
         self._calls = calls = Calls(self._backend, self._ring)
         authenticator = Authenticator(settings.api_key)
         self._rpc = RpcServer(self._aio, calls, authenticator)
         self._site = Site(make_app(calls), authenticator, reactor, log_requests=settings.debug)
-        self._systemd = Systemd(Notifier.from_environment(settings.notify), reactor)
         self._rest_port: Any = None
 
     def startService(self) -> None:

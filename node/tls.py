@@ -22,10 +22,12 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 from OpenSSL import SSL
-from twisted.application.internet import TimerService
+from twisted.application.service import Service
 from twisted.internet.interfaces import IOpenSSLServerConnectionCreator, IReactorTime
 from twisted.logger import Logger
 from zope.interface import implementer
+
+from node.periodic import Periodic
 
 _HTTP_1_1 = b"http/1.1"
 _CURVES = ("secp256r1", "secp384r1", "secp521r1")  # gRPC's TLS library takes no others (run)
@@ -90,7 +92,7 @@ def _chain(file: Path) -> tuple[bytes, list[bytes]]:
     try:
         chain = x509.load_pem_x509_certificates(data)
         publics = [_spki(certificate.public_key()) for certificate in chain]
-    except (ValueError, UnsupportedAlgorithm) as error:
+    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
         raise BadPair(f"{file} is not a PEM certificate chain: {error}; convert it with `openssl x509`") from error
     return b"".join(certificate.public_bytes(Encoding.PEM) for certificate in chain), publics
 
@@ -164,14 +166,22 @@ class Certificates:
         self._cert_file = cert_file
         self._key_file = key_file
         self._seen: Stamp | None = None
+        # Why the files as they are now are not what is served.
+        self.fault = ""
         self._served: _Served | None = None
 
     def load(self) -> None:
         """Read the files, now to be served. Raises BadPair, and what was served before stays."""
-        self._seen = self._stamp()  # before reading, so that a change in between is noticed later
-        pair = read_pair(self._cert_file, self._key_file)
-        if self._served is None or pair != self._served.pair:
-            self._served = _Served(pair, _context(pair, self._cert_file), _grpc_configuration(pair))
+        stamp = self._stamp()  # before reading, so that a change in between is noticed later
+        try:
+            pair = read_pair(self._cert_file, self._key_file)
+            if self._served is None or pair != self._served.pair:
+                self._served = _Served(pair, _context(pair, self._cert_file), _grpc_configuration(pair))
+        except BadPair:
+            self._seen = stamp
+            raise
+        # After anything else they are looked at again the next time.
+        self._seen, self.fault = stamp, ""
         self._report(pair)
 
     def reload(self) -> bool:
@@ -179,7 +189,8 @@ class Certificates:
         try:
             self.load()
         except BadPair as error:
-            self.log.error("the certificate that was loaded before stays in use: {reason}", reason=str(error))
+            self.fault = f"the certificate that was loaded before stays in use: {error}"
+            self.log.error("{fault}", fault=self.fault)
             return False
         return True
 
@@ -255,13 +266,25 @@ class ContextFactory:
         return SSL.Connection(self._certificates.current.context, None)
 
 
-class CertificateWatch(TimerService):
+class CertificateWatch(Service):
     """Looks at the files every `interval` seconds and loads them when they changed, as after a renewal."""
 
     def __init__(self, certificates: Certificates, reactor: IReactorTime, interval: float = 10) -> None:
-        super().__init__(interval, self._look)
-        self.clock = reactor
         self._certificates = certificates
+        self._looking = Periodic("looking for a new certificate", self._look, interval, reactor)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Whether a renewal may go unnoticed."""
+        return [text for text in (self._certificates.fault, *self._looking.warnings) if text]
+
+    def startService(self) -> None:
+        super().startService()
+        self._looking.start()
+
+    def stopService(self) -> None:
+        super().stopService()
+        self._looking.stop()
 
     def _look(self) -> None:
         if self._certificates.changed():

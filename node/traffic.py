@@ -7,13 +7,14 @@ from itertools import islice
 from typing import Any
 
 from twisted.internet.defer import DeferredLock
-from twisted.internet.task import LoopingCall, deferLater
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from drivers.interface import Generation
 from node.control import lasting
 from node.errors import InvalidRequest, NodeError, UnknownName, Unsupported, shown
 from node.ledger import DIRECTIONS, Ledger, Reading, Row, Scope, Taken
+from node.periodic import Periodic
 from node.store import Store
 from protos import service_pb2
 from protos.service_pb2 import StatRequest, StatResponse
@@ -62,19 +63,24 @@ class Traffic:
         self._fresh = FRESH * interval
         self._ledger = Ledger()
         self._turn = DeferredLock()
-        self._poll = LoopingCall(self._tick)
-        self._poll.clock = reactor
+        self._poll = Periodic("reading and noting the counters", self._tick, self._fresh, reactor)
+        # Why the last reading of a generation brought nothing.
+        self._faults: dict[Generation, str] = {}
         self._read_at = self._asked_at = self._saved_at = float("-inf")
+
+    @property
+    def warnings(self) -> list[str]:
+        """What an operator should know about the counting."""
+        return [self._faults[run] for run in self._generations() if run in self._faults] + self._poll.warnings
 
     def begin(self, rows: Iterable[Row]) -> None:
         """Go on from the rows of an earlier node, and read the counters from now on."""
         self._ledger.restore(rows)
-        self._poll.start(self._fresh, now=False)
+        self._poll.start()
 
     def end(self) -> None:
         """Read no more by itself."""
-        if self._poll.running:
-            self._poll.stop()
+        self._poll.stop()
         self._store.rows(self._ledger.changes())
 
     async def read(self) -> bool:
@@ -132,14 +138,24 @@ class Traffic:
     async def _read(self) -> bool:
         began, generations = self._reactor.seconds(), list(self._generations())
         self._ledger.keep(generations)
-        moved = False
+        moved, faults = False, dict[Generation, str]()
         for generation in generations:
             try:
                 moved |= await self._book(generation, await generation.counters())
-            except NodeError as fault:
-                self.log.warn("counters were not read: {reason}", reason=fault.text)
-        self._read_at = began
+            except Exception as fault:  # noqa: BLE001 - logged, told by `info`; replies have what was read before
+                faults[generation] = self._not_read(fault, self._faults.get(generation, ""))
+        self._read_at, self._faults = began, faults
         return moved
+
+    def _not_read(self, fault: Exception, before: str) -> str:
+        """The warning; it is logged if it is another than before."""
+        foreseen = isinstance(fault, NodeError)
+        text = f"counters were not read: {fault if foreseen else f'internal error: {type(fault).__name__}'}"
+        if text != before and foreseen:
+            self.log.warn("{text}", text=text)
+        elif text != before:
+            self.log.failure("counters were not read")
+        return text
 
     async def _book(self, generation: Generation, reading: Reading) -> bool:
         counters, moved = iter(reading.items()), False

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
@@ -12,6 +13,7 @@ from twisted.python.failure import Failure
 
 from drivers.interface import Exit, Generation
 from node.errors import NodeError
+from node.periodic import Periodic
 
 # Seconds between two questions, and how long an answer may take; a core that needs longer is treated as gone.
 INTERVAL = 5.0
@@ -37,21 +39,37 @@ class Watch:
         self._hung = hung
         self._repair = repair
         self._doubted: set[Generation] = set()
+        self._looks: list[Periodic] = []
+
+    @property
+    def warnings(self) -> list[str]:
+        """What an operator should know: a core that is not watched as it should be."""
+        return [warning for look in self._looks for warning in look.warnings]
 
     def begin(self, generation: Generation) -> None:
         """Watch it until it has exited."""
-        for work in (self._health(generation), self._users(generation)):
-            self._follow(generation, work)
+        for name, seconds, work in (
+            ("asking the core whether it answers", INTERVAL, self._health),
+            ("comparing the core's users", AUDIT, self._compare),
+        ):
+            look = Periodic(name, partial(work, generation), seconds, self._reactor)
+            self._looks.append(look)
+            look.start()
+            generation.when_exited().addCallback(self._over, look)
 
     def doubt(self, generation: Generation) -> None:
         """It did not answer: as soon as it does its users are looked at, and settled."""
         if generation not in self._doubted:
             self._doubted.add(generation)
-            self._follow(generation, self._look(generation))
+            self._follow(generation)
 
-    def _follow(self, generation: Generation, work: Coroutine[Any, Any, None]) -> None:
-        """Have this done for as long as the core lives."""
-        watching = ensureDeferred(work)
+    def _over(self, _: Exit, look: Periodic) -> None:
+        look.stop()
+        self._looks.remove(look)
+
+    def _follow(self, generation: Generation) -> None:
+        """Look at it for as long as it lives."""
+        watching = ensureDeferred(self._look(generation))
         exited = generation.when_exited().addCallback(_cancel, watching)
         exited.addErrback(_no_more)
         watching.addErrback(self._ended)
@@ -62,13 +80,9 @@ class Watch:
             self.log.failure("a core is not watched any more", failure)
 
     async def _health(self, generation: Generation) -> None:
-        while generation.alive:
-            await deferLater(self._reactor, INTERVAL)
-            asked = self._reactor.seconds()
-            if not await self._answers(generation):
-                return
-            if self._reactor.seconds() - asked >= AGAIN:
-                await self._compare(generation)
+        asked = self._reactor.seconds()
+        if await self._answers(generation) and self._reactor.seconds() - asked >= AGAIN:
+            await self._compare(generation)
 
     async def _look(self, generation: Generation) -> None:
         try:
@@ -89,11 +103,6 @@ class Watch:
         if generation.alive:
             self._hung(generation, f"it did not answer for {PATIENCE:g} s")
         return False
-
-    async def _users(self, generation: Generation) -> None:
-        while generation.alive:
-            await deferLater(self._reactor, AUDIT)
-            await self._compare(generation)
 
     async def _compare(self, generation: Generation) -> None:
         try:

@@ -22,6 +22,7 @@ ROWS = (
         "node.framing",
         "node.ledger",
         "node.logs",
+        "node.periodic",
         "node.state",
         "node.system",
         "node.systemd",

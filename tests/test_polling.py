@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from twisted.internet import reactor
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.task import Clock, deferLater
+from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from node import traffic as traffic_module
@@ -157,6 +158,39 @@ class PollingTests(SynchronousTestCase):
         silent.answer = None
         self.pass_time(2)
         self.assertEqual(self.ask(), {("ann", "uplink"): 5, ("ann", "downlink"): 2})
+
+    def test_a_reading_that_ends_in_no_foreseen_way(self) -> None:
+        """Whatever it is: the ledger answers, `info` tells, it is said once, and the next readings come."""
+
+        def fail() -> Deferred[None]:
+            raise CancelledError
+
+        self.core.counts = {ANN_UP: 5}
+        self.pass_time(10)
+        self.core.answer = fail
+        with capturedLogs() as logged:
+            self.pass_time(30)
+            self.assertEqual(self.ask(), {("ann", "uplink"): 5})
+        self.assertEqual(self.core.asked, 5)
+        self.assertEqual([event["log_level"].name for event in logged], ["critical"])
+        self.assertEqual(self.traffic.warnings, ["counters were not read: internal error: CancelledError"])
+        self.flushLoggedErrors(CancelledError)
+        self.core.answer, self.core.counts = None, {ANN_UP: 7}
+        self.pass_time(10)
+        self.assertEqual(self.traffic.warnings, [])
+        self.assertEqual(self.ask(), {("ann", "uplink"): 7})
+
+    def test_a_core_that_is_gone_is_no_warning(self) -> None:
+        """What could not be read of it does not matter any more."""
+
+        def fail() -> Deferred[None]:
+            raise CoreFailed("no")
+
+        self.core.answer = fail
+        self.pass_time(10)
+        self.assertEqual(self.traffic.warnings, ["counters were not read: no"])
+        self.cores.clear()
+        self.assertEqual(self.traffic.warnings, [])
 
     def test_names(self) -> None:
         """A user without bytes has zeros, an unknown one is unknown."""

@@ -132,9 +132,13 @@ class SystemStatsTests(SynchronousTestCase):
             self.clock.pump([1, 1, 1])
         self.assertEqual(self.stats.current(), since_boot(SAMPLE))
         self.assertEqual(len(logged), 1)
+        self.flushLoggedErrors(OSError)
+        [warning] = self.stats.warnings
+        self.assertIn("too many open files", warning)
         self.sample = NEXT
         self.clock.advance(1)
         self.assertEqual(self.stats.current(), reading(SAMPLE, NEXT))
+        self.assertEqual(self.stats.warnings, [])
 
     def test_stopped(self) -> None:
         """A stopped service leaves no timer behind."""

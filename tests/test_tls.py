@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NoReturn
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
@@ -36,6 +36,7 @@ from twisted.trial.unittest import TestCase
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 
+from node import tls
 from node.certificate import ensure
 from node.tls import BadPair, Certificates, CertificateWatch, read_pair
 from tests.harness.ports import free_port
@@ -425,6 +426,14 @@ def test_an_expired_certificate_is_served_with_a_warning(files: Files) -> None:
     assert [event["log_level"].name for event in logged] == ["warn"]
 
 
+def of_version(pem: bytes, version: int) -> bytes:
+    """The certificate with another version of X.509 in it (its signature does not fit then)."""
+    der = ssl.PEM_cert_to_DER_cert(pem.decode())
+    third = bytes((0xA0, 3, 2, 1, 2))
+    assert der.count(third) == 1
+    return ssl.DER_cert_to_PEM_cert(der.replace(third, third[:-1] + bytes((version - 1,)))).encode()
+
+
 class WatchTests(TestCase):
     """The periodic look at the files."""
 
@@ -434,9 +443,9 @@ class WatchTests(TestCase):
         self.files = Files(Path(directory.name))
         self.certificates = self.files.certificates()
         self.clock = Clock()
-        watch = CertificateWatch(self.certificates, self.clock)
-        watch.startService()
-        self.addCleanup(watch.stopService)
+        self.watch = CertificateWatch(self.certificates, self.clock)
+        self.watch.startService()
+        self.addCleanup(self.watch.stopService)
 
     def test_files_that_stay(self) -> None:
         """While the files stay as they are nothing is loaded."""
@@ -461,6 +470,38 @@ class WatchTests(TestCase):
         self.clock.advance(10)
         self.assertEqual(self.certificates.current.pair.chain, new[0])
         self.assertFalse(self.certificates.changed())
+
+    def test_a_certificate_of_an_unknown_version(self) -> None:
+        """It is refused as any other that cannot be served: once in the log, in `info`, until there is a good one."""
+        cert, key = self.files.fresh("second")
+        self.files.put(of_version(cert, 8), key)
+        with capturedLogs() as logged:
+            self.clock.pump([10, 10, 10])
+        self.assertEqual([event["log_level"].name for event in logged], ["error"])
+        [warning] = self.watch.warnings
+        self.assertIn("X509 version", warning)
+        self.files.put(cert, key)
+        self.clock.advance(10)
+        self.assertEqual(self.watch.warnings, [])
+        self.assertEqual(self.certificates.current.pair.chain, cert)
+
+    def test_a_look_that_fails_in_no_foreseen_way(self) -> None:
+        """It is told by `info`, and the next look comes."""
+        new = self.files.fresh("second")
+        self.files.put(*new)
+        read = tls.read_pair
+
+        def fail(cert_file: Path, key_file: Path) -> NoReturn:
+            raise KeyError("odd")
+
+        self.patch(tls, "read_pair", fail)
+        self.clock.pump([10, 10])
+        self.assertEqual(len(self.watch.warnings), 1)
+        self.assertEqual(len(self.flushLoggedErrors(KeyError)), 1)
+        self.patch(tls, "read_pair", read)
+        self.clock.advance(10)
+        self.assertEqual(self.watch.warnings, [])
+        self.assertEqual(self.certificates.current.pair.chain, new[0])
 
     def test_a_renewal_caught_half_way(self) -> None:
         """A certificate that came before its key is one error, not one at every look, and is served with the key."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from twisted.internet.defer import CancelledError
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -135,3 +136,31 @@ class WatchTests(SynchronousTestCase):
         self.watch.doubt(self.core)
         self.pass_time(PATIENCE + AGAIN)
         self.assertEqual((len(self.hung), self.clock.getDelayedCalls()), (1, []))
+
+    def test_a_look_that_fails_in_no_foreseen_way(self) -> None:
+        """It is no end of the watch: operators are told, and the next look comes."""
+
+        def fail(_: object) -> int:
+            raise KeyError("odd")
+
+        async def broken(seconds: float) -> bool:
+            self.core.asked += 1
+            raise CancelledError
+
+        self.core.audits = [fail, one_more]
+        answers, self.core.answers = self.core.answers, broken  # type: ignore[method-assign]
+        self.pass_time(AUDIT)
+        self.assertEqual(len(self.watch.warnings), 2)
+        self.assertEqual(len(self.flushLoggedErrors(KeyError, CancelledError)), 2)
+        self.assertEqual(self.core.asked, AUDIT // INTERVAL)
+        self.core.answers = answers  # type: ignore[method-assign]
+        self.pass_time(AUDIT)
+        self.assertEqual(self.watch.warnings, [])
+        self.assertEqual((self.repaired, self.hung), ([self.core], []))
+        self.fault = ValueError("odd")
+        self.core.audits = [one_more]
+        self.pass_time(AUDIT)
+        self.assertEqual(len(self.watch.warnings), 1)
+        self.flushLoggedErrors(ValueError)
+        self.core.die()
+        self.assertEqual(self.watch.warnings, [])

@@ -1,0 +1,78 @@
+"""Work that is done again and again: an exception does not end it, and `info` warns for as long as it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+# Characters of an exception's text that a warning repeats; the log has the rest.
+CUT = 200
+
+
+class Warns(Protocol):
+    """A part of the node that may have something to say in `info`."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """What an operator should know now."""
+        ...
+
+
+class Periodic:
+    """Does `work` every `seconds`, the next time only when it has ended. `name` completes "… failed"."""
+
+    log = Logger()
+
+    def __init__(self, name: str, work: Callable[[], object], seconds: float, clock: IReactorTime) -> None:
+        self._name = name
+        self._work = work
+        self._seconds = seconds
+        self._fault = ""
+        self._under_way: Deferred[object] | None = None
+        self._loop = LoopingCall(self._once)
+        self._loop.clock = clock
+
+    @property
+    def warnings(self) -> list[str]:
+        """What went wrong the last time, if anything did."""
+        return [f"{self._name} failed: {self._fault}; the node's log has more"] if self._fault else []
+
+    def start(self) -> None:
+        """Begin, with the first time after `seconds`."""
+        self._loop.start(self._seconds, now=False)
+
+    def stop(self) -> None:
+        """Cancel what is under way, and do no more. May be called again, and before `start`."""
+        if self._loop.running:
+            self._loop.stop()
+        if self._under_way is not None:
+            self._under_way.cancel()
+
+    def _once(self) -> Deferred[object]:
+        done = self._under_way = maybeDeferred(self._work)
+        done.addCallbacks(self._succeeded, self._failed)
+        done.addBoth(self._over)
+        return done
+
+    def _over(self, _: object) -> None:
+        self._under_way = None
+
+    def _succeeded(self, _: object) -> None:
+        if self._fault:
+            self.log.info("{name} works again", name=self._name)
+        self._fault = ""
+
+    def _failed(self, failure: Failure) -> None:
+        """Log it, unless it is what was logged the last time."""
+        if failure.check(CancelledError) and not self._loop.running:
+            return
+        fault = " ".join(f"{type(failure.value).__name__}: {failure.value}".split())[:CUT]
+        if fault != self._fault:
+            self.log.failure("{name} failed, and is tried again", failure, name=self._name)
+        self._fault = fault

@@ -1,0 +1,102 @@
+"""Work that is done again and again: nothing that goes wrong ends it, and it is told."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import Clock
+from twisted.logger import capturedLogs
+from twisted.trial.unittest import SynchronousTestCase
+
+from node.periodic import CUT, Periodic
+
+
+class PeriodicTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.done = 0
+        self.result: Exception | Deferred[None] | None = None
+        self.task = Periodic("looking", self.work, 10, self.clock)
+
+    def tearDown(self) -> None:
+        self.task.stop()
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+        self.flushLoggedErrors()
+
+    def work(self) -> Deferred[None] | None:
+        self.done += 1
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+    def times(self, number: int) -> list[str]:
+        """What is logged while so many of its times come: the levels."""
+        with capturedLogs() as logged:
+            self.clock.pump([10] * number)
+        return [event["log_level"].name for event in logged]
+
+    def test_again_and_again(self) -> None:
+        """Not at once, then every ten seconds; nothing is said."""
+        self.task.start()
+        self.assertEqual(self.done, 0)
+        self.assertEqual(self.times(5), [])
+        self.assertEqual((self.done, self.task.warnings), (5, []))
+
+    def test_it_fails(self) -> None:
+        """It is tried again; said once for each change, and warned of until it works."""
+        self.task.start()
+        self.result = ValueError("a\nb")
+        self.assertEqual(self.times(3), ["critical"])
+        self.assertEqual(self.task.warnings, ["looking failed: ValueError: a b; the node's log has more"])
+        self.result = OSError("other")
+        self.assertEqual(self.times(3), ["critical"])
+        self.result = None
+        self.assertEqual(self.times(3), ["info"])
+        self.assertEqual((self.done, self.task.warnings), (9, []))
+
+    def test_any_exception(self) -> None:
+        """Of a coroutine as well, and a cancellation that nobody asked for."""
+
+        async def work() -> None:
+            self.done += 1
+            raise CancelledError
+
+        task = Periodic("looking", work, 10, self.clock)
+        task.start()
+        self.times(3)
+        self.assertEqual((self.done, len(task.warnings)), (3, 1))
+        task.stop()
+
+    def test_work_that_takes_its_time(self) -> None:
+        """The next time waits for it; a failure that comes late is one."""
+        self.task.start()
+        self.result = Deferred()
+        self.assertEqual(self.times(5), [])
+        self.assertEqual(self.done, 1)
+        late, self.result = self.result, None
+        late.errback(ValueError("late"))
+        self.assertEqual(len(self.task.warnings), 1)
+        self.times(2)
+        self.assertEqual((self.done, self.task.warnings), (3, []))
+
+    def test_its_end(self) -> None:
+        """What is under way is cancelled, which is no failure; it may be stopped again, and started again."""
+        self.task.stop()
+        self.task.start()
+        cancelled: list[object] = []
+        self.result = Deferred(cancelled.append)
+        self.times(1)
+        with capturedLogs() as logged:
+            self.task.stop()
+            self.task.stop()
+        self.assertEqual((logged, len(cancelled), self.task.warnings), ([], 1, []))
+        self.result = None
+        self.task.start()
+        self.times(2)
+        self.assertEqual(self.done, 3)
+
+    def test_a_long_text(self) -> None:
+        """A warning is one line of some length."""
+        self.task.start()
+        self.result = ValueError("x" * 10 * CUT)
+        self.times(1)
+        self.assertLess(len(self.task.warnings[0]), 2 * CUT)
