@@ -23,14 +23,17 @@ _OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 200),
 ]
 
+_SILENT = (None, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+
 
 class ApiFailed(Exception):
     """A call that the core refused or did not answer; the text is the core's, or says why there is no answer."""
 
     def __init__(self, text: str, code: grpc.StatusCode | None = None) -> None:
         super().__init__(text)
-        # The core has no such call, or nothing of that name.
+        # The core has no such call, did not answer, or has nothing of that name.
         self.unsupported = code is grpc.StatusCode.UNIMPLEMENTED
+        self.silent = code in _SILENT
         self.unknown = not self.unsupported and (code is grpc.StatusCode.NOT_FOUND or "not found" in str(self))
 
 

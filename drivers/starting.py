@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
@@ -11,6 +11,8 @@ from twisted.internet.threads import deferToThreadPool
 from drivers.process import CoreProcess
 from node.errors import CoreFailed, InvalidConfig, PortTaken
 from node.users import Accounts
+
+T = TypeVar("T")
 
 # Above this many users a configuration is built in the reactor's pool.
 BUILD_INLINE = 5000
@@ -22,7 +24,7 @@ CALL = 1.0
 LAST_LINES = 5
 
 
-async def built(reactor: Any, target: Mapping[str, Accounts], build: Callable[..., bytes], *arguments: Any) -> bytes:
+async def built(reactor: Any, target: Mapping[str, Accounts], build: Callable[..., T], *arguments: Any) -> T:
     """What `build` makes of its arguments for these users; in the reactor's pool where they are many."""
     if sum(map(len, target.values())) <= BUILD_INLINE:
         return build(*arguments)

@@ -71,10 +71,10 @@ class Reconciler:
         waiting = self._waiting
         try:
             try:
-                await self._collect()
+                changes = await self._collect()
             finally:
                 dirty, self._dirty, self._waiting = self._dirty, set(), []
-            refused = await self._bring(dirty)
+            refused = await self._bring(self._changes(dirty) if changes is None else changes)
         except Exception:  # noqa: BLE001 - handed to everybody who waits for it
             fault = Failure()
             for _, done in waiting:
@@ -83,17 +83,22 @@ class Reconciler:
         for touched, done in waiting:
             done.callback([refusal for key in sorted({key for _, key in touched}) for refusal in refused.get(key, ())])
 
-    async def _collect(self) -> None:
-        """Where a batch is dear it takes along what comes soon. What is free does not wait for that."""
+    async def _collect(self) -> list[Change] | None:
+        """Where a batch is dear it takes along what comes soon. What is free does not wait for that.
+
+        Returns what differs, where nothing was waited for: with many users it takes a while to find.
+        """
         window = self._window()
         if not window or self._sleep is None:
-            return
+            return None
         changes = self._changes(self._dirty)
         free = self._free(changes)
-        if len(free) < len(changes):
-            if free:
-                await self._ask(free)
-            await self._sleep(window)
+        if len(free) == len(changes):
+            return changes
+        if free:
+            await self._ask(free)
+        await self._sleep(window)
+        return None
 
     def _changes(self, dirty: Iterable[tuple[str, str]]) -> list[Change]:
         """What of it differs."""
@@ -101,9 +106,8 @@ class Reconciler:
         wanted = [Change(tag, key, target[tag].get(key)) for tag, key in dirty if tag in target]
         return [change for change in wanted if confirmed[change.tag].get(change.key) != change.packed]
 
-    async def _bring(self, dirty: Iterable[tuple[str, str]]) -> dict[str, list[Refusal]]:
+    async def _bring(self, changes: list[Change]) -> dict[str, list[Refusal]]:
         """Apply what differs; the refusals by key."""
-        changes = self._changes(dirty)
         refused: dict[str, list[Refusal]] = {}
         if changes:
             for refusal in await self._ask(changes):

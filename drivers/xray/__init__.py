@@ -8,6 +8,8 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from twisted.internet.task import deferLater
+
 from drivers import json_text, process, starting
 from drivers.interface import End, Host
 from drivers.process import CoreProcess
@@ -17,12 +19,19 @@ from drivers.xray.api import Api
 from drivers.xray.connections import Connections
 from drivers.xray.executable import Executable, Installation
 from drivers.xray.generation import XrayGeneration
-from node.users import Accounts, Change, Refusal
+from drivers.xray.users import refusals
+from node.errors import CoreFailed, InvalidConfig, PortTaken
+from node.users import Accounts, Change, Refusal, apply
 
 # The first version whose api.listen may be a unix socket.
 DIRECT_API = (26, 5, 3)
 # Xray's exit code for a configuration that it does not take; a port that is taken has another.
 REFUSED = 23
+# Seconds that a new run may take to come up while users change, and between two tries to get its ports.
+START_SECONDS = 5.0
+PORT_RETRY = 0.05
+# Seconds for which changes are collected that take a new run, which ends everybody's connections.
+WINDOW = 0.3
 _FROM_PROTOBUF = ("-format", "protobuf", "-c", "stdin:")
 _CHATTER = re.compile(r"^(\d{4}/\d\d/\d\d |Output ProtoBuf file|Xray \d|A unified platform)")
 
@@ -31,7 +40,7 @@ class Xray:
     """Satisfies `drivers.interface.Driver`. Its settings: XRAY_EXECUTABLE_PATH, XRAY_ASSETS_PATH, XRAY_SPLICE."""
 
     name = "xray"
-    window = 0.0
+    window = WINDOW
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -49,9 +58,7 @@ class Xray:
         return config.plan(done.output, config_text, exclude, xray.version)
 
     async def check(self, plan: config.Plan) -> None:
-        xray = await self._installation.current()
-        message = config.render(plan, self._new_api(xray), {tag: {} for tag in plan.tags})
-        await self._run(xray, "run", "-test", *_FROM_PROTOBUF, stdin=message)
+        await self._test(plan, {tag: {} for tag in plan.tags})
 
     async def launch(self, plan: config.Plan, target: Mapping[str, Accounts], seconds: float) -> XrayGeneration:
         # As it is now: users change while the core comes up.
@@ -66,15 +73,59 @@ class Xray:
         return XrayGeneration(self._host, plan, core, channel, api, connections, target, files)
 
     async def apply(
-        self, generation: XrayGeneration, changes: Sequence[Change], _: End
+        self, generation: XrayGeneration, changes: Sequence[Change], end: End
     ) -> tuple[XrayGeneration, list[Refusal]]:
-        return generation, await generation.apply(changes)
+        refused, left = await generation.apply(changes)
+        if not left:
+            return generation, refused
+        newest, not_brought = await self._bring_in(generation, left, end)
+        return newest, refused + not_brought
+
+    async def _bring_in(
+        self, generation: XrayGeneration, left: Sequence[Change], end: End
+    ) -> tuple[XrayGeneration, list[Refusal]]:
+        """Bring changes into force by a new run of the core, which ends all connections.
+
+        Whoever leaves is out, even if the core refuses those who come. Raises `CoreFailed` if no core runs any more.
+        """
+        target, refused = apply(left, generation.accounts), list[Refusal]()
+        try:
+            await self._test(generation.plan, target)
+        except InvalidConfig as fault:
+            leaving = [Change(tag, key, None) for tag, key, _ in left if key in generation.accounts[tag]]
+            target, refused = apply(leaving, generation.accounts), refusals(left, fault.text)
+            if not leaving:
+                return generation, refused
+        if not generation.alive:
+            # It ended by itself meanwhile: with the next run they come.
+            return generation, refusals(left, "the core is gone")
+        await end(generation)
+        return await self._launch_again(generation.plan, target), refused
+
+    async def _launch_again(self, plan: config.Plan, target: Mapping[str, Accounts]) -> XrayGeneration:
+        """Run a plan that ran a moment ago. Raises `CoreFailed`, whatever kept it from running."""
+        deadline = self._host.reactor.seconds() + START_SECONDS
+        while True:
+            try:
+                return await self.launch(plan, target, deadline - self._host.reactor.seconds())
+            except PortTaken:
+                if self._host.reactor.seconds() + PORT_RETRY > deadline:
+                    raise
+                await deferLater(self._host.reactor, PORT_RETRY)
+            except InvalidConfig as fault:
+                raise CoreFailed(fault.text) from fault
 
     def sweep(self) -> list[int]:
         orphans = process.sweep(self._host.directory)
         for socket in self._host.directory.glob("*.sock*"):
             socket.unlink()
         return orphans
+
+    async def _test(self, plan: config.Plan, target: Mapping[str, Accounts]) -> None:
+        """Have the core build everything with these users, and bind nothing. Raises `InvalidConfig`."""
+        xray = await self._installation.current()
+        message = await starting.built(self._host.reactor, target, config.render, plan, self._new_api(xray), target)
+        await self._run(xray, "run", "-test", *_FROM_PROTOBUF, stdin=message)
 
     async def _run(self, xray: Executable, *arguments: str, stdin: bytes) -> process.Done:
         """Have the core look at a configuration. Raises `InvalidConfig` with its reason."""

@@ -113,13 +113,20 @@ class Api:
         return list(reply.users)
 
     async def alter(self, operations: Sequence[Operation]) -> list[str | None]:
-        """Run these in parallel: for each None, or why the core refused it. What is in force already is fine."""
+        """Run these in parallel: for each None, or why the core refused it. What is in force already is fine.
+
+        A core that does not answer one of them is not asked the others: thousands would wait for hours.
+        """
         results: list[str | None] = [None] * len(operations)
-        left = iter(enumerate(operations))
+        left, silence = iter(enumerate(operations)), ""
 
         async def work() -> None:
+            nonlocal silence
             for place, operation in left:
-                results[place] = await self._alter(operation)
+                try:
+                    results[place] = silence or await self._alter(operation)
+                except ApiFailed as fault:
+                    results[place] = silence = str(fault)
 
         await asyncio.gather(*(work() for _ in range(min(IN_FLIGHT, len(operations)))))
         return results
@@ -141,9 +148,12 @@ class Api:
                 raise
 
     async def _alter(self, operation: Operation) -> str | None:
+        """None, or why the core refused it. Raises `ApiFailed` if it did not answer."""
         try:
             await self._call(HANDLER + "AlterInbound", _request(operation), xray_pb2.Nothing)
         except ApiFailed as fault:
+            if fault.silent:
+                raise
             text = str(fault)
             if operation.packed is None and text.endswith("not found."):
                 return None
@@ -158,6 +168,8 @@ class Api:
             await self._call(HANDLER + "AlterInbound", _request(operation._replace(packed=None)), xray_pb2.Nothing)
             await self._call(HANDLER + "AlterInbound", _request(operation), xray_pb2.Nothing)
         except ApiFailed as fault:
+            if fault.silent:
+                raise
             return str(fault)
         return None
 

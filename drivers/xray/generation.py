@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from twisted.internet.defer import Deferred
@@ -13,15 +13,15 @@ from drivers.api import ApiFailed
 from drivers.interface import Exit, Host
 from drivers.process import CoreProcess
 from drivers.xray.accounts import email_of
-from drivers.xray.api import MAX_REQUEST, Api, Operation
+from drivers.xray.api import Api
 from drivers.xray.config import Endpoint, Plan
 from drivers.xray.connections import Connections
 from drivers.xray.doors import entrances
 from drivers.xray.executable import Files
-from drivers.xray.suspects import Pair
+from drivers.xray.users import Applied, Users
 from node.errors import CoreFailed, Unsupported
 from node.ledger import DIRECTIONS, Reading, Scope, counter_name
-from node.users import Accounts, Change, Refusal, apply, key_of
+from node.users import Accounts, Change
 from protos.service_pb2 import BackendStatsResponse
 
 
@@ -42,16 +42,15 @@ class XrayGeneration:
         files: Files,
     ) -> None:
         self._host = host
-        self._plan = plan
+        self.plan = plan
         self._process = process
         self._api = api
         self._own = own_counters(endpoint)
-        self.accounts = started
         self._files = files
         self._connections = connections
-        # Who is being let in: the core may have him before we hear of it.
-        self._entering: set[Pair] = set()
-        connections.begin(process.pid, self._is_in)
+        self.accounts = started
+        self._users = Users(host, plan, api, connections, started)
+        connections.begin(process.pid, self._users.is_in)
         process.when_exited().addCallback(lambda _: connections.stop())
 
     @property
@@ -60,7 +59,7 @@ class XrayGeneration:
 
     @property
     def uncounted(self) -> frozenset[Scope]:
-        return self._plan.uncounted
+        return self.plan.uncounted
 
     @property
     def warnings(self) -> Sequence[str]:
@@ -105,65 +104,29 @@ class XrayGeneration:
     async def answers(self, seconds: float) -> bool:
         return await self._host.aio.run(self._api.ready(seconds))
 
-    def free(self, changes: Sequence[Change]) -> list[Change]:
-        return list(changes)
-
     async def audit(self) -> int:
         try:
-            return sum([await self._audit(tag, accounts) for tag, accounts in self.accounts.items()])
+            return await self._users.audit()
         except ApiFailed as fault:
             raise CoreFailed(f"the core did not list its users: {fault}") from fault
-
-    async def _audit(self, tag: str, accounts: Accounts) -> int:
-        """Count first, and list only where the count differs."""
-        before = dict(accounts)
-        if await self._host.aio.run(self._api.count_users(tag)) == len(accounts):
-            return 0
-        real = {key_of(user.email): user for user in await self._host.aio.run(self._api.list_users(tag))}
-        if accounts != before:
-            return 0  # users changed meanwhile: the next look tells
-        missing = accounts.keys() - real.keys()
-        for key in missing:
-            del accounts[key]
-        strangers = real.keys() - accounts.keys()
-        for key in strangers:
-            accounts[key] = real[key].SerializeToString()
-        return len(missing) + len(strangers)
 
     def kill(self) -> None:
         self._process.signal(signal.SIGKILL)
 
-    async def apply(self, changes: Sequence[Change]) -> list[Refusal]:
-        """All removals, then all additions; inbounds that cannot do so live are swapped whole.
+    def free(self, changes: Sequence[Change]) -> list[Change]:
+        return self._users.free(changes)
 
-        Connections that came by an account which is removed or replaced are ended.
-        """
-        swapped = {change.tag for change in changes if self._needs_swap(change)}
-        live = [change for change in changes if change.tag not in swapped]
-        leaving = [change for change in live if self._has(change)]
-        refused = await self._alter([self._removal(change) for change in leaving])
-        # Who could not be removed is still there with the old account.
-        gone = [change for change in leaving if not self._has(change)]
-        wanted = self._connections.of(map(pair_of, gone))
-        await self._connections.suspect(pair_of(change) for change in gone if change.packed is not None)
-        adds = [change for change in live if not self._has(change)]
-        with self._letting_in(adds):
-            refused += await self._alter(
-                [Operation(tag, email_of(packed), packed) for tag, _, packed in adds if packed is not None]
-            )
-        # Looking through the core's sockets takes some milliseconds, for which nobody who is added has to wait.
-        await self._connections.end(wanted)
-        for tag in sorted(swapped):
-            refused += await self._swap(tag, [change for change in changes if change.tag == tag])
-        return refused
+    async def apply(self, changes: Sequence[Change]) -> Applied:
+        """Bring changes into force that need no other run of the core; those that do are left."""
+        return await self._users.apply(changes)
 
     async def wind_down(self) -> None:
-        for handler in self._plan.base.inbound:
+        for handler in self.plan.base.inbound:
             try:
                 await self._host.aio.run(self._api.remove_inbound(handler.tag))
             except ApiFailed as fault:
                 self.log.warn("inbound {tag!r} goes on accepting: {fault}", tag=handler.tag, fault=fault)
-        await self._connections.hang_up(entrances(self._plan.base.inbound))
+        await self._connections.hang_up(entrances(self.plan.base.inbound))
 
     async def stop(self) -> None:
         self._connections.stop()
@@ -173,78 +136,6 @@ class XrayGeneration:
     def _spellings(self, key: str) -> list[str]:
         found = (accounts[key] for accounts in self.accounts.values() if key in accounts)
         return list(dict.fromkeys(map(email_of, found)))
-
-    def _is_in(self, pair: Pair) -> bool:
-        """Whether the core lets this user in by this inbound, or by any where the tag is not known."""
-        tag, key = pair
-        tags = (tag,) if tag else tuple(self.accounts)
-        return any(key in self.accounts[tag] or (tag, key) in self._entering for tag in tags)
-
-    @contextmanager
-    def _letting_in(self, changes: Iterable[Change]) -> Iterator[None]:
-        self._entering = {pair_of(change) for change in changes if change.packed is not None}
-        try:
-            yield
-        finally:
-            self._entering = set()
-
-    def _has(self, change: Change) -> bool:
-        return change.key in self.accounts[change.tag]
-
-    def _needs_swap(self, change: Change) -> bool:
-        """Shadowsocks-2022 can panic, or bill the wrong user, when one is removed while another shakes hands."""
-        return self._plan.inbounds[change.tag].protocol == "shadowsocks_2022" and self._has(change)
-
-    def _removal(self, change: Change) -> Operation:
-        return Operation(change.tag, email_of(self.accounts[change.tag][change.key]), None)
-
-    async def _alter(self, operations: list[Operation]) -> list[Refusal]:
-        """Run these and record what the core confirmed."""
-        if not operations:
-            return []
-        results = await self._host.aio.run(self._api.alter(operations))
-        refused = []
-        for operation, fault in zip(operations, results, strict=True):
-            accounts = self.accounts[operation.tag]
-            if fault is not None:
-                refused.append(Refusal(operation.email, f"{operation.tag}: {fault}"))
-            elif operation.packed is None:
-                accounts.pop(key_of(operation.email), None)
-            else:
-                accounts[key_of(operation.email)] = operation.packed
-        return refused
-
-    async def _swap(self, tag: str, changes: list[Change]) -> list[Refusal]:
-        """Take the inbound out and put it back with the users as they shall be; live connections go on."""
-        before = self.accounts[tag]
-        after = apply(changes, {tag: before})[tag]
-        handler = self._plan.handler(tag, after)
-        if handler.ByteSize() > MAX_REQUEST:
-            return self._refuse(changes, f"{tag}: the inbound has too many users to be changed while the core runs")
-        gone = [change for change in changes if self._has(change)]
-        # Before, since afterwards connections by a new credential could be among them.
-        wanted = self._connections.of(map(pair_of, gone))
-        await self._connections.suspect(pair_of(change) for change in gone if change.packed is not None)
-        try:
-            with self._letting_in(changes):
-                await self._host.aio.run(self._api.replace_inbound(handler))
-        except ApiFailed as fault:
-            await self._put_back(tag, before)
-            return self._refuse(changes, f"{tag}: {fault}")
-        self.accounts[tag] = after
-        wanted |= self._connections.of(pair_of(change) for change in gone if change.packed is None)
-        await self._connections.end(wanted)
-        return []
-
-    async def _put_back(self, tag: str, accounts: Accounts) -> None:
-        try:
-            await self._host.aio.run(self._api.replace_inbound(self._plan.handler(tag, accounts)))
-        except ApiFailed as fault:
-            self.log.error("inbound {tag} could not be put back after a failed change: {fault}", tag=tag, fault=fault)
-
-    def _refuse(self, changes: list[Change], reason: str) -> list[Refusal]:
-        names = [self.accounts[tag].get(key) or packed for tag, key, packed in changes]
-        return [Refusal(email_of(name), reason) for name in names if name is not None]
 
 
 @contextmanager
@@ -257,10 +148,6 @@ def _asking_who_is_online() -> Iterator[None]:
                 "this core does not tell where users are connected from: Xray does from 25.3.6 on"
             ) from fault
         raise CoreFailed(f"the core did not say who is online: {fault}") from fault
-
-
-def pair_of(change: Change) -> Pair:
-    return change.tag, change.key
 
 
 def own_counters(endpoint: Endpoint) -> tuple[str, ...]:

@@ -56,6 +56,15 @@ class BareCore:
             for tag in self._plan.tags
         ]
 
+    def inbound(self, tag: str, users: Iterable[User]) -> bytes:
+        """The request that adds an inbound with these users."""
+        accounts = {user.email: self._packed(tag, user) for user in users}
+        return xray_pb2.AddInboundRequest(inbound=self._plan.handler(tag, accounts)).SerializeToString()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def __enter__(self) -> Self:
         self.started = timed(self._start)
         return self

@@ -1,0 +1,221 @@
+"""The users of one run of Xray: those that it confirmed, and how changed ones get in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from twisted.logger import Logger
+
+from drivers import starting
+from drivers.api import ApiFailed
+from drivers.interface import Host
+from drivers.xray.accounts import email_of
+from drivers.xray.api import MAX_REQUEST, Api, Operation
+from drivers.xray.config import Plan
+from drivers.xray.connections import Connections
+from drivers.xray.suspects import Pair
+from drivers.xray.ways import Work, choose, swap_of
+from node.users import Accounts, Change, Refusal, apply, key_of
+
+# Bytes around an account in its inbound, at most.
+FRAME = 5
+
+
+class Applied(NamedTuple):
+    """What became of a batch of changes: which ones the core refused, and which are left for a new run of it."""
+
+    refused: list[Refusal]
+    left: list[Change]
+
+
+class Users:
+    """The accounts of the managed inbounds, by tag, as the core confirmed them."""
+
+    log = Logger()
+
+    def __init__(
+        self, host: Host, plan: Plan, api: Api, connections: Connections, accounts: dict[str, Accounts]
+    ) -> None:
+        self._host = host
+        self._plan = plan
+        self._api = api
+        self._connections = connections
+        self.accounts = accounts
+        managed = [handler for handler in plan.base.inbound if handler.tag in plan.inbounds]
+        self._swaps = {handler.tag: swap_of(handler) for handler in managed}
+        self._sizes = {handler.tag: handler.ByteSize() for handler in managed}
+        # Who is being let in: the core may have him before we hear of it.
+        self._entering: set[Pair] = set()
+
+    def is_in(self, pair: Pair) -> bool:
+        """Whether the core lets this user in by this inbound, or by any where the tag is not known."""
+        tag, key = pair
+        tags = (tag,) if tag else tuple(self.accounts)
+        return any(key in self.accounts[tag] or (tag, key) in self._entering for tag in tags)
+
+    def free(self, changes: Sequence[Change]) -> list[Change]:
+        """All of them, unless it takes a new run: more may come along then."""
+        return [] if self._swapped(changes) is None else list(changes)
+
+    async def apply(self, changes: Sequence[Change]) -> Applied:
+        """All removals, then all additions; inbounds where that is dear or unsafe are swapped whole.
+
+        Connections that came by an account which is removed or replaced are ended.
+        """
+        swapped = self._swapped(changes)
+        if swapped is None:
+            return Applied([], list(changes))
+        refused = await self._apply_live([change for change in changes if change.tag not in swapped])
+        left: list[Change] = []
+        for tag, some in grouped(change for change in changes if change.tag in swapped).items():
+            more, stuck = await self._swap(tag, some)
+            refused += more
+            left += stuck
+        return Applied(refused, left)
+
+    async def audit(self) -> int:
+        """Have `accounts` tell the truth; in how many users they did not. Raises `ApiFailed`."""
+        return sum([await self._audit(tag, accounts) for tag, accounts in self.accounts.items()])
+
+    async def _audit(self, tag: str, accounts: Accounts) -> int:
+        """Count first, and list only where the count differs."""
+        before = dict(accounts)
+        if await self._host.aio.run(self._api.count_users(tag)) == len(accounts):
+            return 0
+        real = {key_of(user.email): user for user in await self._host.aio.run(self._api.list_users(tag))}
+        if accounts != before:
+            return 0  # users changed meanwhile: the next look tells
+        missing = accounts.keys() - real.keys()
+        for key in missing:
+            del accounts[key]
+        strangers = real.keys() - accounts.keys()
+        for key in strangers:
+            accounts[key] = real[key].SerializeToString()
+        return len(missing) + len(strangers)
+
+    # Which way
+
+    def _swapped(self, changes: Iterable[Change]) -> frozenset[str] | None:
+        """The inbounds to be swapped for these changes; None if they take a new run."""
+        by_tag = grouped(changes)
+        works = {tag: self._work(tag, some) for tag, some in by_tag.items()}
+        everybody = sum(map(len, self.accounts.values())) + sum(map(len, by_tag.values()))
+        return choose(works, everybody, lambda tag: self._fits(tag, by_tag[tag]))
+
+    def _work(self, tag: str, changes: Sequence[Change]) -> Work:
+        accounts = self.accounts[tag]
+        removed = sum([key in accounts for _, key, _ in changes])
+        added = sum([packed is not None for _, _, packed in changes])
+        return Work(self._plan.inbounds[tag].protocol, self._swaps[tag], len(accounts), removed, added)
+
+    def _fits(self, tag: str, changes: Sequence[Change]) -> bool:
+        """Whether the inbound as it shall be can be handed over in one call."""
+        accounts = self.accounts[tag]
+        more = sum([len(packed or b"") - len(accounts.get(key, b"")) for _, key, packed in changes])
+        frames = FRAME * (len(accounts) + len(changes))
+        return self._sizes[tag] + sum(map(len, accounts.values())) + more + frames <= MAX_REQUEST
+
+    # One by one
+
+    async def _apply_live(self, changes: Sequence[Change]) -> list[Refusal]:
+        leaving = [change for change in changes if self._has(change)]
+        refused = await self._alter([self._removal(change) for change in leaving])
+        # Who could not be removed is still there with the old account.
+        gone = [change for change in leaving if not self._has(change)]
+        wanted = self._connections.of(map(pair_of, gone))
+        await self._connections.suspect(pair_of(change) for change in gone if change.packed is not None)
+        adds = [change for change in changes if not self._has(change)]
+        with self._letting_in(adds):
+            refused += await self._alter(
+                [Operation(tag, email_of(packed), packed) for tag, _, packed in adds if packed is not None]
+            )
+        # Looking through the core's sockets takes some milliseconds, for which nobody who is added has to wait.
+        await self._connections.end(wanted)
+        return refused
+
+    def _has(self, change: Change) -> bool:
+        return change.key in self.accounts[change.tag]
+
+    def _removal(self, change: Change) -> Operation:
+        return Operation(change.tag, email_of(self.accounts[change.tag][change.key]), None)
+
+    @contextmanager
+    def _letting_in(self, changes: Iterable[Change]) -> Iterator[None]:
+        self._entering = {(tag, key) for tag, key, packed in changes if packed is not None}
+        try:
+            yield
+        finally:
+            self._entering = set()
+
+    async def _alter(self, operations: list[Operation]) -> list[Refusal]:
+        """Run these and record what the core confirmed."""
+        if not operations:
+            return []
+        results = await self._host.aio.run(self._api.alter(operations))
+        refused = []
+        for operation, fault in zip(operations, results, strict=True):
+            accounts = self.accounts[operation.tag]
+            if fault is not None:
+                refused.append(Refusal(operation.email, f"{operation.tag}: {fault}"))
+            elif operation.packed is None:
+                accounts.pop(key_of(operation.email), None)
+            else:
+                accounts[key_of(operation.email)] = operation.packed
+        return refused
+
+    # The whole inbound
+
+    async def _swap(self, tag: str, changes: list[Change]) -> Applied:
+        """Take the inbound out and put it back with the users as they shall be; live connections go on."""
+        before = self.accounts[tag]
+        gone = [change for change in changes if self._has(change)]
+        # Before, since afterwards connections by a new credential could be among them.
+        wanted = self._connections.of(map(pair_of, gone))
+        await self._connections.suspect(pair_of(change) for change in gone if change.packed is not None)
+        try:
+            with self._letting_in(changes):
+                await self._put(tag, apply(changes, {tag: before})[tag])
+        except ApiFailed as fault:
+            return await self._put_back(tag, changes, fault)
+        wanted |= self._connections.of(pair_of(change) for change in gone if change.packed is None)
+        await self._connections.end(wanted)
+        return Applied([], [])
+
+    async def _put(self, tag: str, accounts: Accounts) -> None:
+        """Swap an inbound. Raises `ApiFailed`: nobody knows then whether there is one, and with which users."""
+        handler = await starting.built(self._host.reactor, {tag: accounts}, self._plan.handler, tag, accounts)
+        await self._host.aio.run(self._api.replace_inbound(handler))
+        self.accounts[tag] = accounts
+
+    async def _put_back(self, tag: str, changes: Sequence[Change], why: ApiFailed) -> Applied:
+        """A swap failed: who stays gets in again. If that fails, too, the port is deaf, and a new run mends it."""
+        leaving = [change._replace(packed=None) for change in changes]
+        wanted = self._connections.of(pair_of(change) for change in changes if self._has(change))
+        try:
+            await self._put(tag, apply(leaving, {tag: self.accounts[tag]})[tag])
+        except ApiFailed as fault:
+            self.log.error("inbound {tag} takes a new run: it was not put back: {fault}", tag=tag, fault=fault)
+            return Applied([], list(changes))
+        await self._connections.end(wanted)
+        return Applied(refusals((change for change in changes if change.packed is not None), str(why)), [])
+
+
+def refusals(changes: Iterable[Change], reason: str) -> list[Refusal]:
+    """None of these came in."""
+    return [
+        Refusal(email_of(change.packed), f"{change.tag}: {reason}") for change in changes if change.packed is not None
+    ]
+
+
+def grouped(changes: Iterable[Change]) -> dict[str, list[Change]]:
+    """Changes by their inbounds."""
+    by_tag: dict[str, list[Change]] = {}
+    for change in changes:
+        by_tag.setdefault(change[0], []).append(change)
+    return by_tag
+
+
+def pair_of(change: Change) -> Pair:
+    return change.tag, change.key

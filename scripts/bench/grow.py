@@ -1,0 +1,118 @@
+"""What a Start costs that brings many users to a core that runs, by protocol, and on five inbounds at once.
+
+`python -m scripts.bench.grow [BASE [MORE [NAME ...]]]`: a core with BASE users is started, then the same configuration
+with MORE users besides, and then without them again. A name is that of a kind of inbound, or several joined by `+`.
+*Drops* are those of the open connections of a user who stays that have ended, *cores* how many other cores took over,
+*wait* the longest that a GetBaseInfo took meanwhile, and *one* what a single user's change took that was sent just
+after the many.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from protos.service_pb2 import Backend, Empty, User
+from scripts.bench.stage import Links, Stage, machine, stage, timed
+from tests.harness import certs
+from tests.harness.backend import backend_config, user
+from tests.harness.core import XrayClient
+from tests.harness.inbounds import SERVER_NAME, Kind, kinds
+from tests.harness.ports import free_port
+from tests.harness.users import TestUser
+
+FIVE = "vless-raw+vmess-raw+trojan-tls+shadowsocks-chacha20+shadowsocks-2022-aes-128"
+NAMES = (
+    "vless-raw",
+    "vless-grpc-tls",
+    "vmess-raw",
+    "trojan-tls",
+    "shadowsocks-chacha20",
+    "shadowsocks-2022-aes-128",
+    "hysteria2",
+    FIVE,
+)
+LIVE = 50
+# Seconds after which the change of a single user follows the many.
+BEHIND = 0.1
+
+
+def main(base: int, more: int, names: Sequence[str]) -> None:
+    print(machine())
+    print(f"{base} users, {more} more: seconds")
+    print(f"{'':26} {'added':>7} {'one':>6} {'removed':>8} {'one':>6} {'drops':>6} {'cores':>6} {'wait':>6}")
+    with stage() as on:
+        known = kinds(certificate(on), 1)
+        for name in names:
+            row(on, name, known, base, more)
+    print(machine())
+
+
+def certificate(on: Stage) -> certs.Certificate:
+    directory = on.directory / "inbounds"
+    directory.mkdir()
+    return certs.make(directory, [SERVER_NAME])
+
+
+def row(on: Stage, name: str, known: Mapping[str, Kind], base: int, more: int) -> None:
+    places = {kind: known[kind] for kind in name.split("+")}
+    ports = {tag: free_port() for tag in places}
+    config = backend_config([kind.inbound(ports[tag], tag) for tag, kind in places.items()])
+    live = TestUser.new("live")
+    crowd = [user(TestUser.new(f"{number}.user"), places) for number in range(base - 1)]
+    few = [user(live, places), *crowd]
+    many = few + [user(TestUser.new(f"{number}.more"), places) for number in range(more)]
+    on.rpc.Start(Backend(config=config, users=few))
+    socks, tag = free_port(), next(iter(places))
+    with XrayClient({socks: places[tag].outbound(ports[tag], live)}), Links(socks, on.echo, LIVE) as links:
+        cores, waits = on.core, list[float]()
+        with asking(on, waits):
+            added = both(on, Backend(config=config, users=many), crowd[0], places)
+            changed = int(on.core != cores)
+            cores = on.core
+            removed = both(on, Backend(config=config, users=few), crowd[1], places)
+            changed += int(on.core != cores)
+        figures = f"{added[0]:>7.2f} {added[1]:>6.2f} {removed[0]:>8.2f} {removed[1]:>6.2f}"
+        print(f"{short(name):26} {figures} {links.drops():>6} {changed:>6} {max(waits):>6.2f}", flush=True)
+    on.rpc.Stop(Empty())
+
+
+def both(on: Stage, start: Backend, one: User, places: Mapping[str, Kind]) -> tuple[float, float]:
+    """Seconds of a Start, and of the change of one user that follows it closely."""
+    other = user(TestUser.new(one.email), places)
+    with ThreadPoolExecutor(1) as pool:
+        many = pool.submit(timed, lambda: on.rpc.Start(start))
+        time.sleep(BEHIND)
+        single = timed(lambda: on.rpc.SyncUser(iter([other])))
+        return many.result(), single
+
+
+@contextmanager
+def asking(on: Stage, waits: list[float]) -> Iterator[None]:
+    """Inside, `waits` gets how long each GetBaseInfo took."""
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.wait(0.05):
+            waits.append(timed(lambda: on.rpc.GetBaseInfo(Empty())))
+
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask)
+        try:
+            yield
+        finally:
+            over.set()
+            asked.result()
+
+
+def short(name: str) -> str:
+    return f"{name.count('+') + 1} inbounds" if "+" in name else name
+
+
+if __name__ == "__main__":
+    words = sys.argv[1:]
+    main(int(words[0]) if words else 500, int(words[1]) if len(words) > 1 else 12_000, words[2:] or NAMES)

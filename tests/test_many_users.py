@@ -1,0 +1,143 @@
+"""Many users at once for a running Xray: in force in time, and no open connection notices where the core can do it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+
+import psutil
+import pytest
+
+from protos.service_pb2 import User
+from tests.conftest import Place, connection, gets_in, member, over, run, settled, stays_out, talking
+from tests.harness.controller import Controller
+from tests.harness.cover import CoverServer
+from tests.harness.echo import EchoServer
+from tests.harness.inbounds import Kind
+from tests.harness.node import NodeProcess
+from tests.harness.users import TestUser
+
+ANNA, BERT, CARL = (TestUser.new(f"{name}@test") for name in ("anna", "bert", "carl"))
+FIVE = ("vless-reality-vision", "vmess-raw", "trojan-tls", "shadowsocks-chacha20", "shadowsocks-2022-aes-128")
+# As many as cost a running core half a minute on an inbound of Shadowsocks-2022, if they come one by one.
+MANY = 3_000
+# Seconds; deployed panels wait for 8.
+IN_TIME = 8.0
+# The core takes 4 MiB in one call. With names of this length fewer users are more than that.
+LONG, TOO_MANY = 400, 9_000
+
+
+@contextmanager
+def in_time() -> Iterator[None]:
+    begun = time.monotonic()
+    yield
+    assert time.monotonic() - begun < IN_TIME
+
+
+@over("grpc")
+def test_many_on_five_inbounds(
+    all_kinds: Mapping[str, Kind], cover: CoverServer, node: NodeProcess, echo: EchoServer, controller: Controller
+) -> None:
+    """Thousands come, and leave again, on inbounds of five protocols: in time, and connections of who stays go on."""
+    places = [Place(all_kinds[name], name) for name in FIVE]
+    crowd = [member(TestUser.new(f"{number}@test"), *places) for number in range(MANY)]
+    # One User has one flow and one Shadowsocks method.
+    stay = [member(person, *places) for person in (ANNA, BERT)]
+    with settled(places, cover):
+        run(controller, places, stay)
+    cores = node.core_pids()
+    with ExitStack() as stack:
+        for place in places:
+            stack.enter_context(talking(stack.enter_context(connection(place, ANNA, echo))))
+        with in_time():
+            run(controller, places, [*stay, *crowd, member(CARL, *places)])
+        assert all(gets_in(place, CARL, echo) for place in places)
+        with in_time():
+            controller.sync_users(stay)
+        assert not any(gets_in(place, CARL, echo, timeout=0.5) for place in places)
+        assert all(gets_in(place, BERT, echo) for place in places)
+    assert node.core_pids() == cores
+
+
+@over("rest")
+def test_ports_hear_after_many_swaps(
+    all_kinds: Mapping[str, Kind], node: NodeProcess, echo: EchoServer, controller: Controller
+) -> None:
+    """An inbound that was swapped again and again lets users in, and the core holds no more sockets than before."""
+    place = Place(all_kinds["shadowsocks-2022-aes-128"], "swapped")
+    run(controller, [place], [member(ANNA, place), member(BERT, place)])
+    (core,) = node.core_pids()
+
+    def change() -> None:
+        controller.sync_user(member(TestUser.new(BERT.email), place))
+
+    change()
+    before = sockets(core)
+    for _ in range(20):
+        change()
+    assert sockets(core) <= before
+    assert node.core_pids() == [core]
+    assert all(gets_in(place, ANNA, echo) for _ in range(5))
+
+
+def sockets(pid: int) -> int:
+    return len(psutil.Process(pid).net_connections())
+
+
+@pytest.fixture
+def crowded(all_kinds: Mapping[str, Kind], controller: Controller) -> tuple[Place, list[User]]:
+    """A running Shadowsocks-2022 inbound with more users than go into one call; Anna and Bert are among them."""
+    place = Place(all_kinds["shadowsocks-2022-aes-128"], "crowded")
+    crowd = [member(TestUser.new(f"{number}-{'x' * LONG}@test"), place) for number in range(TOO_MANY)]
+    run(controller, [place], [*crowd, member(ANNA, place), member(BERT, place)])
+    return place, crowd
+
+
+def by_start(controller: Controller, place: Place, crowd: list[User]) -> None:
+    run(controller, [place], [*crowd, member(ANNA, place)])
+
+
+def by_sync(controller: Controller, place: Place, crowd: list[User]) -> None:
+    controller.sync_users([*crowd, member(ANNA, place)])
+
+
+def one_by_one(controller: Controller, place: Place, crowd: list[User]) -> None:
+    controller.sync_user(member(BERT))
+
+
+@pytest.mark.parametrize("remove", [by_start, by_sync, one_by_one])
+@over("rest")
+def test_removed_from_a_crowd(
+    remove: Callable[[Controller, Place, list[User]], None],
+    crowded: tuple[Place, list[User]],
+    echo: EchoServer,
+    controller: Controller,
+) -> None:
+    """Whoever is removed there is out when the call succeeds, in time; the others are in."""
+    place, crowd = crowded
+    assert gets_in(place, BERT, echo)
+    with in_time():
+        remove(controller, place, crowd)
+    assert stays_out(place, BERT, echo)
+    assert gets_in(place, ANNA, echo)
+    assert controller.info().running
+
+
+@over("rest")
+def test_changes_in_a_crowd(
+    crowded: tuple[Place, list[User]], node: NodeProcess, echo: EchoServer, controller: Controller
+) -> None:
+    """Changes there that come together take one new run of the core; who only comes takes none."""
+    place, _ = crowded
+    changed = TestUser.new(BERT.email)
+    cores = node.core_pids()
+    controller.sync_user(member(CARL, place))
+    assert node.core_pids() == cores
+    with in_time(), ThreadPoolExecutor(2) as pool:
+        list(pool.map(controller.sync_user, [member(changed, place), member(CARL)]))
+    assert gets_in(place, changed, echo)
+    assert stays_out(place, BERT, echo)
+    assert stays_out(place, CARL, echo)
+    assert gets_in(place, ANNA, echo)
