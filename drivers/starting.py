@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 
-from drivers.process import CoreProcess
+from drivers.process import CoreProcess, Done
 from node.errors import CoreFailed, InvalidConfig, PortTaken
 from node.users import Accounts
 
@@ -20,6 +21,14 @@ POLL = 0.002
 CALL = 1.0
 # Lines of the core in the text of an error.
 LAST_LINES = 5
+# What a core may say of the machine that it runs on: no configuration is at fault then.
+_OF_THE_MACHINE = (
+    "cannot allocate memory",
+    "too many open files",
+    "no space left on device",
+    "resource temporarily unavailable",
+    "input/output error",
+)
 
 
 async def built(reactor: Any, target: Mapping[str, Accounts], build: Callable[..., bytes], *arguments: Any) -> bytes:
@@ -50,7 +59,7 @@ async def ready(
             if await answers():
                 return
             await deferLater(reactor, POLL)
-        if is_refusal(core):
+        if is_refusal(core) and not of_the_machine(cause(core.last_lines)):
             raise refused(cause(core.last_lines))
         if any("address already in use" in line for line in core.last_lines):
             raise PortTaken(f"the core cannot have its port: {cause(core.last_lines)}")
@@ -58,6 +67,26 @@ async def ready(
     except BaseException:
         await core.stop()
         raise
+
+
+def judge(done: Done, verdict: re.Pattern[str], cause: Callable[[Sequence[str]], str]) -> None:
+    """Hear what a core says of a configuration that it was to look at.
+
+    Raises `InvalidConfig` if it ended by itself with a line that is a `verdict`; `CoreFailed`, after which it may be
+    asked again, if it was killed or ended without one.
+    """
+    if done.code == 0:
+        return
+    said = cause(done.lines)
+    if done.code > 0 and any(map(verdict.search, done.lines)) and not of_the_machine(said):
+        raise refused(said)
+    how = f"signal {-done.code}" if done.code < 0 else f"exit code {done.code}"
+    raise CoreFailed(f"the core did not finish its look at the configuration ({how}): {said}")
+
+
+def of_the_machine(said: str) -> bool:
+    """Whether a core's words are about what the machine could not give it."""
+    return any(words in said for words in _OF_THE_MACHINE)
 
 
 def refused(cause: str) -> InvalidConfig:

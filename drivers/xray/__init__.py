@@ -24,6 +24,8 @@ DIRECT_API = (26, 5, 3)
 # Xray's exit code for a configuration that it does not take; a port that is taken has another.
 REFUSED = 23
 _FROM_PROTOBUF = ("-format", "protobuf", "-c", "stdin:")
+# How its commands begin to say that they do not take a configuration.
+_VERDICT = re.compile(r"^failed to ", re.IGNORECASE)
 _CHATTER = re.compile(r"^(\d{4}/\d\d/\d\d |Output ProtoBuf file|Xray \d|A unified platform)")
 
 
@@ -77,7 +79,7 @@ class Xray:
         return orphans
 
     async def _run(self, xray: Executable, *arguments: str, stdin: bytes) -> process.Done:
-        """Have the core look at a configuration. Raises `InvalidConfig` with its reason."""
+        """Have the core look at a configuration. Raises as `starting.judge`."""
         done = await process.run(
             self._host.reactor,
             [str(xray.path), *arguments],
@@ -85,8 +87,7 @@ class Xray:
             owner=self._host.directory,
             stdin=stdin,
         )
-        if done.code != 0:
-            raise starting.refused(_cause(done.lines))
+        starting.judge(done, _VERDICT, _cause)
         return done
 
     def _new_api(self, xray: Executable) -> config.Endpoint:
