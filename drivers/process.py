@@ -30,7 +30,7 @@ from drivers import leash
 from drivers.interface import Exit
 from node.errors import CoreFailed
 
-# In the environment of every process that we spawn, with the owner's directory: how the sweep finds them.
+# In the environment of every process that we spawn, with `mark` of the owner's directory: how the sweep finds them.
 MARK = "TXNODE_OWNER"
 # Characters of a line that are kept; what follows up to the newline is cut.
 MAX_LINE = 64 * 1024
@@ -160,18 +160,24 @@ def spawn(
 ) -> None:
     """Start `command` (an absolute path first). `files` maps the child's descriptors to ours, 0 among them.
 
-    Raises `CoreFailed` if it cannot be run.
+    `owner` is a directory that one node has at a time. Raises `CoreFailed` if the command cannot be run.
     """
     try:
         reactor.spawnProcess(
             process,
             command[0],
             command,
-            env={**environment, MARK: str(owner)},
+            env={**environment, MARK: mark(owner)},
             childFDs={1: "r", 2: "r", **files},
         )
     except OSError as fault:
-        raise CoreFailed(f"{command[0]} cannot be run: {fault.strerror}") from fault
+        raise CoreFailed(f"{command[0]} cannot be run: {fault}") from fault
+
+
+def mark(owner: Path) -> str:
+    """A directory, whatever its path: in containers of one host each node may have the same. Raises `OSError`."""
+    found = owner.stat()
+    return f"{found.st_dev}:{found.st_ino}"
 
 
 def leashed(command: Sequence[str], setpriv: str | None = None) -> list[str]:
@@ -250,7 +256,8 @@ def memory_file(content: bytes) -> int:
 
 def sweep(owner: Path) -> list[int]:
     """Kill what an earlier node with this directory left behind, and wait for it. Returns the process numbers."""
-    orphans = [process for process in psutil.process_iter() if _owner(process) == str(owner)]
+    ours = mark(owner)
+    orphans = [process for process in psutil.process_iter() if _mark(process) == ours]
     for orphan in orphans:
         with suppress(psutil.NoSuchProcess):
             orphan.kill()
@@ -268,9 +275,9 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-def _owner(process: psutil.Process) -> str | None:
+def _mark(process: psutil.Process) -> str | None:
     try:
-        owner = process.environ().get(MARK)
+        found = process.environ().get(MARK)
     except (psutil.Error, OSError):
         return None  # gone, or another user's: not ours
-    return owner if process.pid != os.getpid() else None
+    return found if process.pid != os.getpid() else None

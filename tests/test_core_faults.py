@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from drivers.process import MARK
+from drivers.process import MARK, mark
 from node.runner import START_TIMEOUT
 from node.state import StateDirectory
 from protos.service_pb2 import Backend, BaseInfoResponse
@@ -227,8 +227,8 @@ def test_node_that_is_terminated(own_node: NodeProcess, home: Place) -> None:
 def test_orphans_are_swept(own_node: NodeProcess) -> None:
     """What an earlier node left behind is ended by the next one of that directory, and nothing else is."""
     own_node.stop()
-    owners = (StateDirectory(own_node.state).run_dir, StateDirectory(own_node.directory / "other").run_dir)
-    orphan, other = (Child(["/bin/sleep", "60"], {MARK: str(owner)}) for owner in owners)
+    owners = (StateDirectory(own_node.state).run_dir, own_node.directory)
+    orphan, other = (Child(["/bin/sleep", "60"], {MARK: mark(owner)}) for owner in owners)
     try:
         with ThreadPoolExecutor(1) as pool:
             # Reaped at once, as init would do it.

@@ -30,6 +30,7 @@ from drivers.process import (
     LineSplitter,
     find_setpriv,
     leashed,
+    mark,
     memory_file,
     spawn,
     sweep,
@@ -37,8 +38,8 @@ from drivers.process import (
 from node.errors import CoreFailed
 from tests.harness.wait import until
 
-OWNER = Path("/nowhere/owner")
 ROOT = Path(__file__).parents[1]
+OWNER = ROOT
 
 
 def python(code: str) -> list[str]:
@@ -193,7 +194,7 @@ class CoreProcessTests(Spawning):
         self.addCleanup(os.environ.pop, "TXNODE_TEST_SECRET")
         code = "import os; print(sorted((k, v) for k, v in os.environ.items() if k != 'LC_CTYPE'))"
         await self.start(python(code), {"TZ": "UTC"}).when_exited()
-        self.assertEqual(self.lines, [str(sorted({"TZ": "UTC", MARK: str(OWNER)}.items()))])
+        self.assertEqual(self.lines, [str(sorted({"TZ": "UTC", MARK: mark(OWNER)}.items()))])
 
     async def test_what_it_is_handed(self) -> None:
         """Its standard input is what it was given, to the end, and of the node's files it has none."""
@@ -372,19 +373,32 @@ def marked(running: list[subprocess.Popen[bytes]], owner: str | None) -> subproc
 
 def test_the_sweep_ends_orphans_and_nothing_else(idle: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
     """What carries the owner's mark is ended, and gone on return; other owners' and nobody's go on."""
-    ours = [marked(idle, str(tmp_path)) for _ in range(2)]
-    others = [marked(idle, f"{tmp_path}x"), marked(idle, f"{tmp_path}/x"), marked(idle, ""), marked(idle, None)]
+    (tmp_path / "x").mkdir()
+    ours = [marked(idle, mark(tmp_path)) for _ in range(2)]
+    others = [marked(idle, owner) for owner in (mark(tmp_path / "x"), mark(tmp_path)[:-1], str(tmp_path), "", None)]
     assert sorted(sweep(tmp_path)) == sorted(child.pid for child in ours)
     assert [child.wait(5) for child in ours] == [-signal.SIGKILL] * 2
-    assert [child.poll() for child in others] == [None] * 4
+    assert [child.poll() for child in others] == [None] * 5
     assert sweep(tmp_path) == []
+
+
+def test_the_sweep_goes_by_the_directory(idle: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    """A core belongs to a directory and not to its path, which another node may have for a directory of its own."""
+    here, moved = tmp_path / "run", tmp_path / "moved"
+    here.mkdir()
+    core = marked(idle, mark(here))
+    here.rename(moved)
+    here.mkdir()
+    assert sweep(here) == []
+    assert core.poll() is None
+    assert sweep(moved) == [core.pid]
 
 
 def test_the_sweep_spares_itself(tmp_path: Path) -> None:
     """A node that was started in the environment of a core does not end itself."""
     code = "import os, pathlib, sys; from drivers.process import sweep; print(sweep(pathlib.Path(sys.argv[1])))"
     argv = [sys.executable, "-c", code, str(tmp_path)]
-    environment = {"PATH": os.defpath, MARK: str(tmp_path)}
+    environment = {"PATH": os.defpath, MARK: mark(tmp_path)}
     done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
@@ -393,7 +407,7 @@ def test_an_orphan_that_ends_meanwhile(
     idle: list[subprocess.Popen[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A core that ends by itself between being found and being ended is none to worry about."""
-    found = [psutil.Process(marked(idle, str(tmp_path)).pid) for _ in range(2)]
+    found = [psutil.Process(marked(idle, mark(tmp_path)).pid) for _ in range(2)]
 
     def listing() -> Iterator[psutil.Process]:
         yield from found
