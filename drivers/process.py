@@ -6,6 +6,7 @@ kill the child before it executes.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 from twisted.internet.defer import CancelledError, Deferred
@@ -37,6 +38,10 @@ MAX_LINE = 64 * 1024
 # Lines of a process that are kept to say why it ended.
 LAST_LINES = 50
 TERM_SECONDS = 5.0
+# Bytes that wait for the node in each of a core's outputs, if the kernel lets us; what it gives by itself lasts for 200
+# connections, after which sing-box lets new ones wait and Xray drops lines.
+PIPE = 1024 * 1024
+_USUAL_PIPE = 64 * 1024
 
 
 class LineSplitter:
@@ -100,6 +105,10 @@ class CoreProcess(ProcessProtocol):
     @property
     def last_lines(self) -> tuple[str, ...]:
         return tuple(self._last)
+
+    def connectionMade(self) -> None:
+        for pipe in cast("Any", self.transport).pipes.values():
+            widen(pipe.fd)
 
     def childDataReceived(self, childFD: int, data: bytes) -> None:  # noqa: N803
         self._take(self._splitters[childFD].feed(data))
@@ -172,6 +181,17 @@ def spawn(
         )
     except OSError as fault:
         raise CoreFailed(f"{command[0]} cannot be run: {fault}") from fault
+
+
+def widen(pipe: int) -> None:
+    """Have a pipe hold more; half of it where that is refused, and so on (pipe(7): limits of a pipe and of a user)."""
+    size = PIPE
+    while size > _USUAL_PIPE:
+        try:
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, size)
+            return
+        except OSError:
+            size //= 2
 
 
 def mark(owner: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
@@ -40,6 +42,7 @@ from tests.harness.wait import until
 
 ROOT = Path(__file__).parents[1]
 OWNER = ROOT
+fcntl_of_the_kernel = fcntl.fcntl
 
 
 def python(code: str) -> list[str]:
@@ -145,6 +148,18 @@ class CoreProcessTests(Spawning):
         await self.start(python(code)).when_exited()
         self.assertEqual(self.lines, ["x" * MAX_LINE, "next"])
 
+    async def test_a_node_that_does_not_read(self) -> None:
+        """A core can say a lot while the node is busy, on both its outputs, without waiting for it."""
+        with tempfile.TemporaryDirectory() as directory:
+            done = Path(directory) / "done"
+            line = b"x" * 99 + b"\n"
+            code = f"import os; [os.write(n, {line!r} * 9000) for n in (1, 2)]; open({str(done)!r}, 'w').close()"
+            core = self.start(python(code))
+            # The reactor stands still meanwhile.
+            until(done.exists, 5, "everything is said")
+            await core.when_exited()
+        self.assertEqual(self.lines, [line.decode().strip()] * 18_000)
+
     async def test_half_lines(self) -> None:
         """A line that comes in pieces is one line, and the two outputs do not mix in it."""
         code = (
@@ -243,6 +258,26 @@ class RunTests(TestCase):
         for _ in range(3):
             await self.run_it(python("print('x')"))
         self.assertEqual(psutil.Process().num_fds(), before)
+
+
+def test_as_much_as_the_kernel_lets() -> None:
+    """Where a pipe may not hold as much as is wanted it holds half, or half of that; else it stays as it is."""
+    for most in (process.PIPE, process.PIPE // 4, 0):
+        reader, writer = os.pipe()
+        usual = fcntl.fcntl(reader, fcntl.F_GETPIPE_SZ)
+
+        def limited(pipe: int, command: int, size: int, most: int = most) -> int:
+            if size > most:
+                raise PermissionError
+            return fcntl_of_the_kernel(pipe, command, size)
+
+        try:
+            with mock.patch.object(fcntl, "fcntl", limited):
+                process.widen(reader)
+            assert fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ) == max(most, usual)
+        finally:
+            os.close(reader)
+            os.close(writer)
 
 
 class GoneTests(SynchronousTestCase):
