@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
@@ -13,8 +13,12 @@ from drivers.process import CoreProcess, Done
 from node.errors import CoreFailed, InvalidConfig, PortTaken
 from node.users import Accounts
 
+T = TypeVar("T")
+
 # Above this many users a configuration is built in the reactor's pool.
 BUILD_INLINE = 5000
+# Above this many characters a controller's text is read there.
+READ_INLINE = 64 * 1024
 # Seconds between two looks at a core that is starting.
 POLL = 0.002
 # Seconds that one question to it may take.
@@ -33,9 +37,24 @@ _OF_THE_MACHINE = (
 
 async def built(reactor: Any, target: Mapping[str, Accounts], build: Callable[..., bytes], *arguments: Any) -> bytes:
     """What `build` makes of its arguments for these users; in the reactor's pool where they are many."""
-    if sum(map(len, target.values())) <= BUILD_INLINE:
-        return build(*arguments)
-    return await deferToThreadPool(reactor, reactor.getThreadPool(), build, *arguments)
+    return await _aside(reactor, sum(map(len, target.values())) > BUILD_INLINE, build, *arguments)
+
+
+async def read(reactor: Any, text: str, reading: Callable[..., T], *arguments: Any) -> T:
+    """What `reading` makes of its arguments, which are or come from this text; of a long one in the reactor's pool.
+
+    Raises `InvalidConfig` for one that is nested deeper than Python reads.
+    """
+    try:
+        return await _aside(reactor, len(text) > READ_INLINE, reading, *arguments)
+    except RecursionError as fault:
+        raise InvalidConfig("the configuration is nested too deeply") from fault
+
+
+async def _aside(reactor: Any, dear: bool, work: Callable[..., T], *arguments: Any) -> T:
+    if not dear:
+        return work(*arguments)
+    return await deferToThreadPool(reactor, reactor.getThreadPool(), work, *arguments)
 
 
 async def ready(

@@ -70,6 +70,12 @@ class VerdictTests(TestCase):
             with self.assertRaises(CoreFailed):
                 await self.driver(kind, script).prepare("{}", frozenset())
 
+    async def test_too_deep(self) -> None:
+        """A configuration that a core reads, and that is nested deeper than Python reads, is refused as well."""
+        deep = "[" * 3000 + "]" * 3000
+        with self.assertRaises(InvalidConfig):
+            await self.driver(SingBox, f"echo '{deep}'").prepare("{}", frozenset())
+
     async def test_a_verdict(self) -> None:
         """The core's own words are the reason of a refusal."""
         for kind, (_, _, refusal) in CORES.items():

@@ -56,7 +56,9 @@ class SingBox:
     async def prepare(self, config_text: str, exclude: frozenset[str]) -> config.Plan:
         core = await self._installation.current()
         done = await self._run(core, "format", stdin=config_text.encode(), output=1)
-        return config.plan(done.output, exclude, self._host.directory, core.counts)
+        return await starting.read(
+            self._host.reactor, config_text, config.plan, done.output, exclude, self._host.directory, core.counts
+        )
 
     async def check(self, plan: config.Plan) -> None:
         core = await self._installation.current()

@@ -48,7 +48,9 @@ class Xray:
     async def prepare(self, config_text: str, exclude: frozenset[str]) -> config.Plan:
         xray = await self._installation.current()
         done = await self._run(xray, "convert", "pb", "-outpbfile", "/dev/fd/3", "stdin:", stdin=config_text.encode())
-        return config.plan(done.output, config_text, exclude, xray.version)
+        return await starting.read(
+            self._host.reactor, config_text, config.plan, done.output, config_text, exclude, xray.version
+        )
 
     async def check(self, plan: config.Plan) -> None:
         xray = await self._installation.current()
