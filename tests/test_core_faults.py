@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from drivers.process import MARK, mark
-from node.runner import START_TIMEOUT
+from node.runner import MAX_CONFIG, START_TIMEOUT
 from node.state import StateDirectory
 from protos.service_pb2 import Backend, BaseInfoResponse
 from tests.conftest import Place, connection, control, gets_in, member, over, run, stays_out, talking
@@ -240,6 +240,20 @@ def test_orphans_are_swept(own_node: NodeProcess) -> None:
         for child in (orphan, other):
             if child.running:
                 child.kill()
+
+
+@over("rest")
+def test_long_configuration(node: NodeProcess, home: Place, controller: Controller) -> None:
+    """A long one is run as any other, and the same one is known again; one without measure is refused."""
+    request = home.ground.backend([home.inbound], [member(ANNA, home)])
+    request.config += " " * 200_000
+    assert controller.start(request).running
+    cores = node.core_pids()
+    request.config += "\n"
+    assert controller.start(request).running
+    request.config += " " * MAX_CONFIG
+    assert "longer than 8 MiB" in refused(lambda: controller.start(request), "400")
+    assert node.core_pids() == cores
 
 
 @over("rest")
