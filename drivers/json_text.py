@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
-# A string is matched first, so that what looks like a comment inside one stays.
-_STRING_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|#[^\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
+# A string is matched first, so that what looks like a comment inside one stays. One without an end goes on to the
+# text's: tried again from each of its quotes it would take hours.
+_STRING_OR_COMMENT = re.compile(r'("[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z))|//[^\n]*|#[^\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
+Pairs = list[tuple[str, Any]]
 
 
 def parse(text: str) -> Any:
     """The text as a value, comments left out. Raises `ValueError`."""
     try:
-        return json.loads(_bare(text))
+        return _read(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
@@ -22,18 +25,27 @@ def parse(text: str) -> Any:
 def fingerprint(text: str) -> str:
     """Equal for texts that differ in the order of keys, white space and comments only. An unreadable one is itself.
 
-    Keys that stand twice are kept: cores merge what they hold.
+    So is one that has a key twice, in whatever case: cores merge what such keys hold, in their order.
     """
     try:
-        meaning = json.dumps(json.loads(_bare(text), object_pairs_hook=_ordered))
+        meaning = json.dumps(_read(text, _distinct), sort_keys=True)
     except (ValueError, RecursionError):
-        meaning = json.dumps(text)
+        meaning = text
     return hashlib.sha256(meaning.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _read(text: str, make: Callable[[Pairs], dict[str, Any]] | None = None) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=make)
+    except json.JSONDecodeError:
+        return json.loads(_bare(text), object_pairs_hook=make)
 
 
 def _bare(text: str) -> str:
     return _STRING_OR_COMMENT.sub(lambda match: match.group(1) or " ", text)
 
 
-def _ordered(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {"members": sorted(pairs, key=lambda pair: pair[0])}
+def _distinct(pairs: Pairs) -> dict[str, Any]:
+    if len({key.lower() for key, _ in pairs}) < len(pairs):
+        raise ValueError("a key stands twice")
+    return dict(pairs)

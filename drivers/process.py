@@ -6,6 +6,7 @@ kill the child before it executes.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 from twisted.internet.defer import CancelledError, Deferred
@@ -30,13 +31,17 @@ from drivers import leash
 from drivers.interface import Exit
 from node.errors import CoreFailed
 
-# In the environment of every process that we spawn, with the owner's directory: how the sweep finds them.
+# In the environment of every process that we spawn, with `mark` of the owner's directory: how the sweep finds them.
 MARK = "TXNODE_OWNER"
 # Characters of a line that are kept; what follows up to the newline is cut.
 MAX_LINE = 64 * 1024
 # Lines of a process that are kept to say why it ended.
 LAST_LINES = 50
 TERM_SECONDS = 5.0
+# Bytes that wait for the node in each of a core's outputs, if the kernel lets us; what it gives by itself lasts for 200
+# connections, after which sing-box lets new ones wait and Xray drops lines.
+PIPE = 1024 * 1024
+_USUAL_PIPE = 64 * 1024
 
 
 class LineSplitter:
@@ -101,6 +106,10 @@ class CoreProcess(ProcessProtocol):
     def last_lines(self) -> tuple[str, ...]:
         return tuple(self._last)
 
+    def connectionMade(self) -> None:
+        for pipe in cast("Any", self.transport).pipes.values():
+            widen(pipe.fd)
+
     def childDataReceived(self, childFD: int, data: bytes) -> None:  # noqa: N803
         self._take(self._splitters[childFD].feed(data))
 
@@ -160,18 +169,35 @@ def spawn(
 ) -> None:
     """Start `command` (an absolute path first). `files` maps the child's descriptors to ours, 0 among them.
 
-    Raises `CoreFailed` if it cannot be run.
+    `owner` is a directory that one node has at a time. Raises `CoreFailed` if the command cannot be run.
     """
     try:
         reactor.spawnProcess(
             process,
             command[0],
             command,
-            env={**environment, MARK: str(owner)},
+            env={**environment, MARK: mark(owner)},
             childFDs={1: "r", 2: "r", **files},
         )
     except OSError as fault:
-        raise CoreFailed(f"{command[0]} cannot be run: {fault.strerror}") from fault
+        raise CoreFailed(f"{command[0]} cannot be run: {fault}") from fault
+
+
+def widen(pipe: int) -> None:
+    """Have a pipe hold more; half of it where that is refused, and so on (pipe(7): limits of a pipe and of a user)."""
+    size = PIPE
+    while size > _USUAL_PIPE:
+        try:
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, size)
+            return
+        except OSError:
+            size //= 2
+
+
+def mark(owner: Path) -> str:
+    """A directory, whatever its path: in containers of one host each node may have the same. Raises `OSError`."""
+    found = owner.stat()
+    return f"{found.st_dev}:{found.st_ino}"
 
 
 def leashed(command: Sequence[str], setpriv: str | None = None) -> list[str]:
@@ -250,7 +276,8 @@ def memory_file(content: bytes) -> int:
 
 def sweep(owner: Path) -> list[int]:
     """Kill what an earlier node with this directory left behind, and wait for it. Returns the process numbers."""
-    orphans = [process for process in psutil.process_iter() if _owner(process) == str(owner)]
+    ours = mark(owner)
+    orphans = [process for process in psutil.process_iter() if _mark(process) == ours]
     for orphan in orphans:
         with suppress(psutil.NoSuchProcess):
             orphan.kill()
@@ -268,9 +295,9 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-def _owner(process: psutil.Process) -> str | None:
+def _mark(process: psutil.Process) -> str | None:
     try:
-        owner = process.environ().get(MARK)
+        found = process.environ().get(MARK)
     except (psutil.Error, OSError):
         return None  # gone, or another user's: not ours
-    return owner if process.pid != os.getpid() else None
+    return found if process.pid != os.getpid() else None

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from twisted.internet.defer import CancelledError, ensureDeferred
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -25,6 +26,10 @@ from node.watch import Watch
 from protos.service_pb2 import Backend
 
 T = TypeVar("T")
+
+# Bytes that a configuration may have, and characters above which it is read in the reactor's pool.
+MAX_CONFIG = 8 * 1024**2
+READ_INLINE = 64 * 1024
 
 # Seconds that a Start may take; deployed panels give up at 10.
 START_TIMEOUT = 8.0
@@ -102,7 +107,7 @@ class Runner(Members):
         if self._closed:
             raise ShuttingDown
         deadline = self._reactor.seconds() + START_TIMEOUT
-        fingerprint = (driver.name, driver.fingerprint(request.config), frozenset(request.exclude_inbounds))
+        fingerprint = (driver.name, await self._meaning(driver, request.config), frozenset(request.exclude_inbounds))
         if self.state == "running" and not self.generations:
             # A core is just taking the place of another one: it may be the one that is asked for.
             await self._reconciler.idle()
@@ -116,6 +121,14 @@ class Runner(Members):
         wanted = await self._in_time(self._prepare(driver, request, fingerprint))
         roster, refused = await self._build(wanted, request.users)
         self._tell(await self._replace_core(wanted, roster, settled, deadline) + refused, wanted.plan.warnings)
+
+    async def _meaning(self, driver: Driver, config: str) -> str:
+        """The fingerprint of a configuration; of a long one it is made in the reactor's pool."""
+        if len(config) <= READ_INLINE:
+            return driver.fingerprint(config)
+        if len(config.encode()) > MAX_CONFIG:
+            raise InvalidConfig(f"the configuration is longer than {MAX_CONFIG // 1024**2} MiB")
+        return await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), driver.fingerprint, config)
 
     def _serves(self, fingerprint: tuple[str, str, frozenset[str]]) -> bool:
         current = self.accepted

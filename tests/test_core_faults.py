@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from drivers.process import MARK
-from node.runner import START_TIMEOUT
+from drivers.process import MARK, mark
+from node.runner import MAX_CONFIG, START_TIMEOUT
 from node.state import StateDirectory
 from protos.service_pb2 import Backend, BaseInfoResponse
 from tests.conftest import Place, connection, control, gets_in, member, over, run, stays_out, talking
@@ -227,8 +227,8 @@ def test_node_that_is_terminated(own_node: NodeProcess, home: Place) -> None:
 def test_orphans_are_swept(own_node: NodeProcess) -> None:
     """What an earlier node left behind is ended by the next one of that directory, and nothing else is."""
     own_node.stop()
-    owners = (StateDirectory(own_node.state).run_dir, StateDirectory(own_node.directory / "other").run_dir)
-    orphan, other = (Child(["/bin/sleep", "60"], {MARK: str(owner)}) for owner in owners)
+    owners = (StateDirectory(own_node.state).run_dir, own_node.directory)
+    orphan, other = (Child(["/bin/sleep", "60"], {MARK: mark(owner)}) for owner in owners)
     try:
         with ThreadPoolExecutor(1) as pool:
             # Reaped at once, as init would do it.
@@ -240,6 +240,20 @@ def test_orphans_are_swept(own_node: NodeProcess) -> None:
         for child in (orphan, other):
             if child.running:
                 child.kill()
+
+
+@over("rest")
+def test_long_configuration(node: NodeProcess, home: Place, controller: Controller) -> None:
+    """A long one is run as any other, and the same one is known again; one without measure is refused."""
+    request = home.ground.backend([home.inbound], [member(ANNA, home)])
+    request.config += " " * 200_000
+    assert controller.start(request).running
+    cores = node.core_pids()
+    request.config += "\n"
+    assert controller.start(request).running
+    request.config += " " * MAX_CONFIG
+    assert "longer than 8 MiB" in refused(lambda: controller.start(request), "400")
+    assert node.core_pids() == cores
 
 
 @over("rest")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
@@ -30,6 +32,7 @@ from drivers.process import (
     LineSplitter,
     find_setpriv,
     leashed,
+    mark,
     memory_file,
     spawn,
     sweep,
@@ -37,8 +40,9 @@ from drivers.process import (
 from node.errors import CoreFailed
 from tests.harness.wait import until
 
-OWNER = Path("/nowhere/owner")
 ROOT = Path(__file__).parents[1]
+OWNER = ROOT
+fcntl_of_the_kernel = fcntl.fcntl
 
 
 def python(code: str) -> list[str]:
@@ -144,6 +148,18 @@ class CoreProcessTests(Spawning):
         await self.start(python(code)).when_exited()
         self.assertEqual(self.lines, ["x" * MAX_LINE, "next"])
 
+    async def test_a_node_that_does_not_read(self) -> None:
+        """A core can say a lot while the node is busy, on both its outputs, without waiting for it."""
+        with tempfile.TemporaryDirectory() as directory:
+            done = Path(directory) / "done"
+            line = b"x" * 99 + b"\n"
+            code = f"import os; [os.write(n, {line!r} * 9000) for n in (1, 2)]; open({str(done)!r}, 'w').close()"
+            core = self.start(python(code))
+            # The reactor stands still meanwhile.
+            until(done.exists, 5, "everything is said")
+            await core.when_exited()
+        self.assertEqual(self.lines, [line.decode().strip()] * 18_000)
+
     async def test_half_lines(self) -> None:
         """A line that comes in pieces is one line, and the two outputs do not mix in it."""
         code = (
@@ -193,7 +209,7 @@ class CoreProcessTests(Spawning):
         self.addCleanup(os.environ.pop, "TXNODE_TEST_SECRET")
         code = "import os; print(sorted((k, v) for k, v in os.environ.items() if k != 'LC_CTYPE'))"
         await self.start(python(code), {"TZ": "UTC"}).when_exited()
-        self.assertEqual(self.lines, [str(sorted({"TZ": "UTC", MARK: str(OWNER)}.items()))])
+        self.assertEqual(self.lines, [str(sorted({"TZ": "UTC", MARK: mark(OWNER)}.items()))])
 
     async def test_what_it_is_handed(self) -> None:
         """Its standard input is what it was given, to the end, and of the node's files it has none."""
@@ -242,6 +258,26 @@ class RunTests(TestCase):
         for _ in range(3):
             await self.run_it(python("print('x')"))
         self.assertEqual(psutil.Process().num_fds(), before)
+
+
+def test_as_much_as_the_kernel_lets() -> None:
+    """Where a pipe may not hold as much as is wanted it holds half, or half of that; else it stays as it is."""
+    for most in (process.PIPE, process.PIPE // 4, 0):
+        reader, writer = os.pipe()
+        usual = fcntl.fcntl(reader, fcntl.F_GETPIPE_SZ)
+
+        def limited(pipe: int, command: int, size: int, most: int = most) -> int:
+            if size > most:
+                raise PermissionError
+            return fcntl_of_the_kernel(pipe, command, size)
+
+        try:
+            with mock.patch.object(fcntl, "fcntl", limited):
+                process.widen(reader)
+            assert fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ) == max(most, usual)
+        finally:
+            os.close(reader)
+            os.close(writer)
 
 
 class GoneTests(SynchronousTestCase):
@@ -372,19 +408,32 @@ def marked(running: list[subprocess.Popen[bytes]], owner: str | None) -> subproc
 
 def test_the_sweep_ends_orphans_and_nothing_else(idle: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
     """What carries the owner's mark is ended, and gone on return; other owners' and nobody's go on."""
-    ours = [marked(idle, str(tmp_path)) for _ in range(2)]
-    others = [marked(idle, f"{tmp_path}x"), marked(idle, f"{tmp_path}/x"), marked(idle, ""), marked(idle, None)]
+    (tmp_path / "x").mkdir()
+    ours = [marked(idle, mark(tmp_path)) for _ in range(2)]
+    others = [marked(idle, owner) for owner in (mark(tmp_path / "x"), mark(tmp_path)[:-1], str(tmp_path), "", None)]
     assert sorted(sweep(tmp_path)) == sorted(child.pid for child in ours)
     assert [child.wait(5) for child in ours] == [-signal.SIGKILL] * 2
-    assert [child.poll() for child in others] == [None] * 4
+    assert [child.poll() for child in others] == [None] * 5
     assert sweep(tmp_path) == []
+
+
+def test_the_sweep_goes_by_the_directory(idle: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    """A core belongs to a directory and not to its path, which another node may have for a directory of its own."""
+    here, moved = tmp_path / "run", tmp_path / "moved"
+    here.mkdir()
+    core = marked(idle, mark(here))
+    here.rename(moved)
+    here.mkdir()
+    assert sweep(here) == []
+    assert core.poll() is None
+    assert sweep(moved) == [core.pid]
 
 
 def test_the_sweep_spares_itself(tmp_path: Path) -> None:
     """A node that was started in the environment of a core does not end itself."""
     code = "import os, pathlib, sys; from drivers.process import sweep; print(sweep(pathlib.Path(sys.argv[1])))"
     argv = [sys.executable, "-c", code, str(tmp_path)]
-    environment = {"PATH": os.defpath, MARK: str(tmp_path)}
+    environment = {"PATH": os.defpath, MARK: mark(tmp_path)}
     done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
@@ -393,7 +442,7 @@ def test_an_orphan_that_ends_meanwhile(
     idle: list[subprocess.Popen[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A core that ends by itself between being found and being ended is none to worry about."""
-    found = [psutil.Process(marked(idle, str(tmp_path)).pid) for _ in range(2)]
+    found = [psutil.Process(marked(idle, mark(tmp_path)).pid) for _ in range(2)]
 
     def listing() -> Iterator[psutil.Process]:
         yield from found

@@ -27,7 +27,7 @@ from node.errors import (
 )
 from node.farewell import FAREWELL, REST
 from node.logs import LogRing
-from node.runner import BACK_TIMEOUT, LAST_TRY, PORT_RETRY, START_TIMEOUT, Runner
+from node.runner import BACK_TIMEOUT, LAST_TRY, MAX_CONFIG, PORT_RETRY, START_TIMEOUT, Runner
 from node.users import Accounts, Change, Refusal, apply
 from node.watch import AUDIT, INTERVAL, PATIENCE
 from protos.service_pb2 import Backend, User
@@ -225,6 +225,13 @@ class FailedStarts(RunnerTests):
             self.assertEqual((self.runner.state, self.runner.reason), ("running", ""))
         self.successResultOf(self.sync_users(CY))
         self.assertEqual(self.accounts(), {"cy": b"three"})
+
+    def test_a_configuration_without_measure(self) -> None:
+        """One that is too long is refused before anybody reads it."""
+        core = self.started("a", ANN)
+        error = self.failureResultOf(self.start("b" + " " * MAX_CONFIG), InvalidConfig).value
+        self.assertIn("8 MiB", error.text)
+        self.assertEqual((self.driver.running, self.runner.state), ([core], "running"))
 
     def test_put_back(self) -> None:
         """If the new core does not come up, what ran before runs again with its users, and both things are told."""

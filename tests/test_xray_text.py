@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -99,3 +100,65 @@ def test_fingerprint_of_deep_texts() -> None:
         f'{{"x": {"[" * depth}1{"]" * depth}, "y": {OPEN * depth}1{"}" * depth}}}' for depth in range(10, 1500, 70)
     ]
     assert len({fingerprint(text) for text in texts}) == len(texts)
+
+
+# Texts whose reading must cost no more than their length, however they are made.
+LONG = {
+    "quotes of no string": '\\"' * 35_000,
+    "escapes without an end": '"' + "\\n" * 35_000,
+    "an escape at the end": '"' * 69_999 + "\\",
+    "quotes": '"' * 70_000,
+    "slashes": "/" * 70_000,
+    "open comments": "/*" * 35_000,
+    "a long string": json.dumps("x" * 70_000),
+    "a long string of escapes": json.dumps("\n" * 35_000) + "// and a comment",
+    "objects": "[" + ",".join(["{}"] * 23_000) + "]",
+}
+
+
+@pytest.mark.parametrize("text", LONG.values(), ids=LONG)
+def test_what_reading_costs(text: str) -> None:
+    """Each character costs some microseconds and bytes, whatever is written."""
+    tracemalloc.start()
+    try:
+        began = time.process_time()
+        fingerprint(text)
+        hints(text, 0)
+        assert time.process_time() - began < 5
+        assert tracemalloc.get_traced_memory()[1] < 100 * len(text)
+    finally:
+        tracemalloc.stop()
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.text(st.characters(codec="ascii"), max_size=5), values, max_size=4), comments)
+def test_equal_in_meaning(value: dict[str, Any], comment: str) -> None:
+    """Order of keys, white space and comments make no other configuration."""
+    turned = json.dumps(dict(reversed(value.items())), indent=1)
+    assert fingerprint(json.dumps(value)) == fingerprint(comment + turned + comment)
+
+
+DIFFERENT = [
+    "{}",
+    "",
+    "{",
+    '{"a": 1}',
+    '{"a": "1"}',
+    '{"a": [1]}',
+    '{"a": [[1]]}',
+    '{"a": {"b": 1}}',
+    '{"a": {"B": 1}}',
+    '{"a": 1, "a": 2}',
+    '{"a": 2, "a": 1}',
+    '{"log": {"access": "x"}, "LOG": {"access": "y"}}',
+    '{"LOG": {"access": "y"}, "log": {"access": "x"}}',
+    '{"a": ' * 400 + "1" + "}" * 400,
+    '{"a": ' * 400 + "2" + "}" * 400,
+    '{"a": ' * 4000 + "1" + "}" * 4000,
+    '{"a": ' * 4000 + "2" + "}" * 4000,
+]
+
+
+def test_different_in_meaning() -> None:
+    """What a core may take for another configuration is another; keys that stand twice count in their order."""
+    assert len({fingerprint(text) for text in DIFFERENT}) == len(DIFFERENT)

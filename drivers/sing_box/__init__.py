@@ -56,7 +56,9 @@ class SingBox:
     async def prepare(self, config_text: str, exclude: frozenset[str]) -> config.Plan:
         core = await self._installation.current()
         done = await self._run(core, "format", stdin=config_text.encode(), output=1)
-        return config.plan(done.output, exclude, self._host.directory, core.counts)
+        return await starting.read(
+            self._host.reactor, config_text, config.plan, done.output, exclude, self._host.directory, core.counts
+        )
 
     async def check(self, plan: config.Plan) -> None:
         core = await self._installation.current()
@@ -110,7 +112,7 @@ class SingBox:
         text = await self._render(generation.plan, _endpoint(executable, generation.plan), target)
         try:
             await self._run(executable, "check", stdin=text)
-        except InvalidConfig as fault:
+        except (InvalidConfig, CoreFailed) as fault:
             return generation, _refusals(coming, fault.text)
         await end(generation)
         try:
@@ -133,7 +135,7 @@ class SingBox:
         return process.sweep(self._host.directory)
 
     async def _run(self, core: Executable, *arguments: str, stdin: bytes, output: int = 3) -> process.Done:
-        """Have the core look at a configuration. Raises `InvalidConfig` with its reason."""
+        """Have the core look at a configuration. Raises as `starting.judge`."""
         done = await process.run(
             self._host.reactor,
             [str(core.path), *arguments, *_STDIN],
@@ -142,8 +144,7 @@ class SingBox:
             stdin=stdin,
             output=output,
         )
-        if done.code != 0:
-            raise starting.refused(_cause(done.lines))
+        starting.judge(done, _FATAL, _cause)
         return done
 
     async def _render(

@@ -33,6 +33,8 @@ PORT_RETRY = 0.05
 # Seconds for which changes are collected that take a new run, which ends everybody's connections.
 WINDOW = 0.3
 _FROM_PROTOBUF = ("-format", "protobuf", "-c", "stdin:")
+# How its commands begin to say that they do not take a configuration.
+_VERDICT = re.compile(r"^failed to ", re.IGNORECASE)
 _CHATTER = re.compile(r"^(\d{4}/\d\d/\d\d |Output ProtoBuf file|Xray \d|A unified platform)")
 
 
@@ -55,7 +57,9 @@ class Xray:
     async def prepare(self, config_text: str, exclude: frozenset[str]) -> config.Plan:
         xray = await self._installation.current()
         done = await self._run(xray, "convert", "pb", "-outpbfile", "/dev/fd/3", "stdin:", stdin=config_text.encode())
-        return config.plan(done.output, config_text, exclude, xray.version)
+        return await starting.read(
+            self._host.reactor, config_text, config.plan, done.output, config_text, exclude, xray.version
+        )
 
     async def check(self, plan: config.Plan) -> None:
         await self._test(plan, {tag: {} for tag in plan.tags})
@@ -128,7 +132,7 @@ class Xray:
         await self._run(xray, "run", "-test", *_FROM_PROTOBUF, stdin=message)
 
     async def _run(self, xray: Executable, *arguments: str, stdin: bytes) -> process.Done:
-        """Have the core look at a configuration. Raises `InvalidConfig` with its reason."""
+        """Have the core look at a configuration. Raises as `starting.judge`."""
         done = await process.run(
             self._host.reactor,
             [str(xray.path), *arguments],
@@ -136,8 +140,7 @@ class Xray:
             owner=self._host.directory,
             stdin=stdin,
         )
-        if done.code != 0:
-            raise starting.refused(_cause(done.lines))
+        starting.judge(done, _VERDICT, _cause)
         return done
 
     def _new_api(self, xray: Executable) -> config.Endpoint:
