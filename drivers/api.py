@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -23,11 +25,10 @@ _OPTIONS = [
 
 
 class ApiFailed(Exception):
-    """A call that the core refused or did not answer; the text is the core's."""
+    """A call that the core refused or did not answer; the text is the core's, or says why there is no answer."""
 
-    def __init__(self, fault: grpc.aio.AioRpcError) -> None:
-        super().__init__(fault.details() or fault.code().name)
-        code = fault.code()
+    def __init__(self, text: str, code: grpc.StatusCode | None = None) -> None:
+        super().__init__(text)
         # The core has no such call, or nothing of that name.
         self.unsupported = code is grpc.StatusCode.UNIMPLEMENTED
         self.unknown = not self.unsupported and (code is grpc.StatusCode.NOT_FOUND or "not found" in str(self))
@@ -52,31 +53,48 @@ class Channel:
         if call is None:
             call = self._open().unary_unary(path, _serialize, reply.FromString)
             self._calls[path] = call
-        try:
+        with _failing():
             return await call(request, timeout=seconds, metadata=self._metadata)
-        except grpc.aio.AioRpcError as fault:
-            raise ApiFailed(fault) from fault
 
     async def stream(
         self, path: str, request: Message, reply: type[Any], seconds: float | None = None
     ) -> AsyncGenerator[Any, None]:
         """The replies to one request, until the core or the reader ends it. Raises `ApiFailed`."""
-        call = self._open().unary_stream(path, _serialize, reply.FromString)(
-            request, timeout=seconds, metadata=self._metadata
-        )
-        try:
-            async for message in call:
-                yield message
-        except grpc.aio.AioRpcError as fault:
-            raise ApiFailed(fault) from fault
-        finally:
-            call.cancel()
+        with _failing():
+            call = self._open().unary_stream(path, _serialize, reply.FromString)(
+                request, timeout=seconds, metadata=self._metadata
+            )
+            try:
+                async for message in call:
+                    yield message
+            finally:
+                call.cancel()
 
     def _open(self) -> grpc.aio.Channel:
         if self._channel is None:
             # Here, because a channel belongs to the loop it was made in.
             self._channel = grpc.aio.insecure_channel(self._target, options=_OPTIONS)
         return self._channel
+
+
+@contextmanager
+def _failing() -> Iterator[None]:
+    """Raises `ApiFailed` for whatever gRPC ends a call with.
+
+    When a run of the core ends its channel is closed: calls under way look cancelled then, and later ones are refused
+    as a mistake of the caller's. But a task that was itself cancelled ends as such.
+    """
+    try:
+        yield
+    except grpc.aio.AioRpcError as fault:
+        raise ApiFailed(fault.details() or fault.code().name, fault.code()) from fault
+    except grpc.aio.UsageError as fault:
+        raise ApiFailed(f"the core's run is over: {fault}") from fault
+    except asyncio.CancelledError as fault:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise ApiFailed("the core's run ended before it answered") from fault
 
 
 def _serialize(message: Message | bytes) -> bytes:
