@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -199,3 +200,15 @@ def test_live_users_are_in_a_file_of_their_own() -> None:
     assert file["users"][name] == "secret" and file["user_tcp_sessions"] == {name: 0}
     assert whole["experimental"]["v2ray_api"]["stats"]["users"] == [name]
     assert "cache_path" not in json.loads(render(made, api, target))["services"][-1]
+
+
+def test_thousands_of_inbounds() -> None:
+    """Reading and writing a configuration takes as long for each of them as for one."""
+    began = time.process_time()
+    made = planned(*({"type": "trojan", "tag": f"inbound {number}"} for number in range(6000)))
+    account = made.account("inbound 5", person("anna"))
+    assert account
+    whole = rendered(made, {tag: {} for tag in made.tags} | {"inbound 5": {"anna": account.packed}})
+    assert [len(inbound["users"]) for inbound in whole["inbounds"]] == [1] * 6000
+    assert whole["inbounds"][5]["users"] == [json.loads(account.packed)]
+    assert time.process_time() - began < 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
@@ -18,7 +19,7 @@ from drivers.sing_box.accounts import name_of, unlabelled
 from drivers.sing_box.api import Api
 from drivers.sing_box.executable import ENVIRONMENT, Executable, Installation
 from drivers.sing_box.generation import SingBoxGeneration
-from node.errors import CoreFailed, InvalidConfig, PortTaken
+from node.errors import CoreFailed, InvalidConfig, NodeError, PortTaken
 from node.users import Accounts, Change, Refusal, apply
 
 # Seconds that a new run may take to come up while users change, and between two tries to get its ports.
@@ -82,7 +83,10 @@ class SingBox:
             )
             await aio.run(api.begin())
         except BaseException:
-            await aio.run(api.close())
+            try:
+                await core.stop()
+            finally:
+                await aio.run(api.close())
             raise
         return SingBoxGeneration(self._host, plan, core, api, endpoint, target)
 
@@ -104,7 +108,8 @@ class SingBox:
     ) -> tuple[SingBoxGeneration, list[Refusal]]:
         """Bring a configuration with these users into force: it is checked, then the old run ends and a new one begins.
 
-        A core that cannot be run with them runs without them again. Raises `CoreFailed` if not even that.
+        A core that cannot be run with them runs without them again. Raises `CoreFailed` if not even that: whatever it
+        was, no core runs then.
         """
         before = generation.accounts
         target = apply(coming, before)
@@ -114,14 +119,23 @@ class SingBox:
             await self._run(executable, "check", stdin=text)
         except (InvalidConfig, CoreFailed) as fault:
             return generation, _refusals(coming, fault.text)
-        await end(generation)
+        await self._end(generation, end)
         try:
             return await self._launch_again(generation.plan, target), []
-        except CoreFailed as fault:
-            self.log.error("a core did not come up with changed users: {reason}", reason=fault.text)
-            return await self._launch_again(generation.plan, before), _refusals(coming, fault.text)
+        except CoreFailed as error:
+            self.log.error("a core did not come up with changed users: {reason}", reason=error.text)
+            return await self._launch_again(generation.plan, before), _refusals(coming, error.text)
+
+    async def _end(self, generation: SingBoxGeneration, end: End) -> None:
+        """Have the old core ended. Raises `CoreFailed`, and then it is gone all the same."""
+        try:
+            await end(generation)
+        except Exception as error:
+            generation.kill()
+            raise self._failed(error) from error
 
     async def _launch_again(self, plan: config.Plan, target: Mapping[str, Accounts]) -> SingBoxGeneration:
+        """Launch a core where one ran. Raises `CoreFailed`, whatever the reason is that there is none."""
         deadline = self._host.reactor.seconds() + START_SECONDS
         while True:
             try:
@@ -130,6 +144,15 @@ class SingBox:
                 if self._host.reactor.seconds() + PORT_RETRY > deadline:
                     raise
                 await deferLater(self._host.reactor, PORT_RETRY)
+            except Exception as error:
+                raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> CoreFailed:
+        """What is told of an error that leaves no core; the log has the rest of what nobody foresaw."""
+        if isinstance(error, NodeError):
+            return CoreFailed(error.text)
+        self.log.failure("a core was not started")
+        return CoreFailed(f"internal error: {type(error).__name__}: {error}")
 
     def sweep(self) -> list[int]:
         return process.sweep(self._host.directory)
@@ -154,8 +177,8 @@ class SingBox:
 
     def _spawn(self, executable: Executable, text: bytes, roll: bytes, endpoint: config.Endpoint) -> CoreProcess:
         core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint))
-        source, users = process.memory_file(text), process.memory_file(roll)
-        try:
+        with ExitStack() as files:
+            source, users = (_file(content, files) for content in (text, roll))
             process.spawn(
                 core,
                 self._host.reactor,
@@ -164,10 +187,17 @@ class SingBox:
                 owner=self._host.directory,
                 files={0: source, _ROLL: users},
             )
-        finally:
-            os.close(source)
-            os.close(users)
         return core
+
+
+def _file(content: bytes, files: ExitStack) -> int:
+    """A descriptor that a core reads this from. Raises `CoreFailed` where the machine has none left."""
+    try:
+        descriptor = process.memory_file(content)
+    except OSError as error:
+        raise CoreFailed(f"the core cannot be given its configuration: {error.strerror}") from error
+    files.callback(os.close, descriptor)
+    return descriptor
 
 
 def _endpoint(core: Executable, plan: config.Plan) -> config.Endpoint:

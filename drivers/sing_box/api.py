@@ -46,11 +46,13 @@ class Api:
         self._tally = None if self._stats else Tally(live)
         self._tasks: list[asyncio.Task[None]] = []
         self._barred: set[Pair] = set()
-        self._closing = False
+        self._closing = self._closed = False
         self._listing = asyncio.Lock()
         self._listed: tuple[float, list[Connection]] = (0.0, [])
 
     async def close(self) -> None:
+        """End all that is under way; nothing is followed any more. May be called again meanwhile."""
+        self._closed = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -151,7 +153,7 @@ class Api:
         await self._daemon.call(DAEMON + "CloseAllConnections", Nothing(), Nothing, BULK_DEADLINE)
 
     def _watch(self) -> None:
-        if not self._tasks:
+        if not self._tasks and not self._closed:
             self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._look_again())]
 
     async def _follow(self) -> None:

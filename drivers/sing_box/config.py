@@ -7,7 +7,9 @@ once. Names of keys: `option/*.go` of sing-box 1.14.1.
 from __future__ import annotations
 
 import json
+import re
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,13 +153,14 @@ def plan(formatted: bytes, exclude: frozenset[str], directory: Path, counts: boo
 
 def render(plan: Plan, api: Endpoint, target: Mapping[str, Accounts], roll: str = "") -> bytes:
     """The whole configuration with these users. The live ones are read from the file `roll`."""
+    # Entries are JSON already, and there may be 100,000 of them: in the tree a word stands for them.
     token = secrets.token_hex(16)
-    here = plan.inbounds.keys() - set(plan.live)
+    places = {tag: f"{token}{number}" for number, tag in enumerate(plan.inbounds.keys() - set(plan.live))}
     tree = {
         **plan.tree,
         "log": _log(plan.tree.get("log", {})),
         "inbounds": [
-            {**inbound, "users": token + inbound["tag"]} if inbound["tag"] in here else inbound
+            {**inbound, "users": places[inbound["tag"]]} if inbound["tag"] in places else inbound
             for inbound in plan.tree.get("inbounds", [])
         ],
         "services": [*plan.tree.get("services", []), *_services(plan, api, roll)],
@@ -165,13 +168,12 @@ def render(plan: Plan, api: Endpoint, target: Mapping[str, Accounts], roll: str 
     }
     if api.stats_port is not None:
         tree["experimental"] = {**plan.tree.get("experimental", {}), "v2ray_api": _stats(plan.tree, api, token)}
+    entries = {
+        place.encode(): list(target[tag].values()) or [nobody(plan.inbounds[tag])] for tag, place in places.items()
+    }
+    entries[token.encode()] = _names(plan, target)
     text = json.dumps(tree, ensure_ascii=False).encode()
-    # Entries are JSON already, and there may be 100,000 of them.
-    for tag in here:
-        entries = list(target[tag].values()) or [nobody(plan.inbounds[tag])]
-        text = text.replace(json.dumps(token + tag, ensure_ascii=False).encode(), b"[%s]" % b",".join(entries))
-    names = _names(plan, target)
-    return text.replace(b'"%s"' % token.encode(), b"[%s]" % b",".join(names))
+    return re.sub(rb'"(%s\d*)"' % token.encode(), lambda place: b"[%s]" % b",".join(entries[place[1]]), text)
 
 
 def roll(plan: Plan, api: Endpoint, target: Mapping[str, Accounts]) -> bytes:
@@ -241,8 +243,8 @@ def _name(tree: Json) -> None:
     for kind in ("inbounds", "outbounds", "endpoints"):
         for number, handler in enumerate(tree.get(kind, [])):
             handler["tag"] = handler.get("tag") or str(number)
-    tags = [inbound["tag"] for inbound in tree.get("inbounds", [])]
-    if double := {tag for tag in tags if tags.count(tag) > 1}:
+    times = Counter(inbound["tag"] for inbound in tree.get("inbounds", []))
+    if double := [tag for tag, count in times.items() if count > 1]:
         raise InvalidConfig(f"several inbounds have the tag {min(double)!r}")
 
 

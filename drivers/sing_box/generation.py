@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 
@@ -53,6 +53,8 @@ class SingBoxGeneration:
         # Who is in its configuration, and of them those who may come in.
         self._configured = users
         self.accounts: dict[str, Accounts] = {tag: dict(accounts) for tag, accounts in users.items()}
+        # However the process ends: nobody asks a port any more that is not its own then.
+        process.when_exited().addCallback(self._ended)
 
     @property
     def alive(self) -> bool:
@@ -223,6 +225,15 @@ class SingBoxGeneration:
 
     async def stop(self) -> None:
         await self._process.stop()
+        await self._close()
+
+    def _ended(self, _: Exit) -> None:
+        ensureDeferred(self._close()).addErrback(
+            lambda failure: self.log.failure("connections to a core that is gone were not closed", failure)
+        )
+
+    async def _close(self) -> None:
+        """Close what was open to the process. May be called again meanwhile."""
         if self._live is not None:
             await self._live.close()
         await self._host.aio.run(self._api.close())
