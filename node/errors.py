@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, Self
 
 
 class NodeError(Exception):
@@ -18,6 +19,13 @@ class NodeError(Exception):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.text = text
+
+    @classmethod
+    def told(cls, text: str) -> Self:
+        """This error on the other side: a client has read its text, and its parts are not known any more."""
+        error = cls.__new__(cls)
+        NodeError.__init__(error, text)
+        return error
 
 
 class Internal(NodeError):
@@ -117,6 +125,7 @@ class UsersRefused(NodeError):
     code, http, grpc = "users_refused", 500, "INTERNAL"
 
     LISTED = 20
+    refused: Sequence[tuple[str, str]] = ()
 
     def __init__(self, refused: list[tuple[str, str]]) -> None:
         listed = "; ".join(f"{name!r}: {reason}" for name, reason in refused[: self.LISTED])
