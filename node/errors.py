@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, Self
 
 # Bytes of a text. gRPC clients drop a status whose headers have over 8 kB, and with it what went wrong.
 MAX_TEXT = 4096
@@ -52,6 +53,13 @@ class NodeError(Exception):
     def __init__(self, text: str) -> None:
         self.text = cut(text, MAX_TEXT)
         super().__init__(self.text)
+
+    @classmethod
+    def told(cls, text: str) -> Self:
+        """This error on the other side: a client has read its text, and its parts are not known any more."""
+        error = cls.__new__(cls)
+        NodeError.__init__(error, text)
+        return error
 
 
 class Internal(NodeError):
@@ -153,6 +161,7 @@ class UsersRefused(NodeError):
     LISTED = 20
     # Bytes of a reason.
     REASON = 300
+    refused: Sequence[tuple[str, str]] = ()
 
     def __init__(self, refused: list[tuple[str, str]]) -> None:
         entries = [f"{shown(name)}: {cut(reason, self.REASON)}" for name, reason in refused[: self.LISTED]]

@@ -21,6 +21,8 @@ COALESCE = 0.05
 MAX_CHARACTERS = 16 * 1024 * 1024
 
 NODE_MARK = "[node] "
+# Follows the number of lines that a reader has lost.
+TOO_SLOW = " lines were dropped: this reader is too slow"
 
 
 class Log(Protocol):
@@ -67,7 +69,7 @@ class LogRing:
         lost = max(0, first - cursor)
         lines = list(islice(self._lines, max(0, cursor - first), None))
         if lost:
-            lines.insert(0, f"{NODE_MARK}{lost} lines were dropped: this reader is too slow")
+            lines.insert(0, f"{NODE_MARK}{lost}{TOO_SLOW}")
         return lines, self._next
 
     async def follow(self, cursor: int) -> tuple[list[str], int]:

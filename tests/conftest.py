@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from twisted.trial.unittest import TestCase
 
 from protos import service_pb2
-from tests.harness import certs, transfer
+from tests.harness import background, certs, transfer
 from tests.harness.backend import user
 from tests.harness.controller import Controller, RestController, RpcController
 from tests.harness.core import Json, XrayClient
@@ -141,6 +142,13 @@ def control(node: NodeProcess, transport: str) -> Iterator[RestController | RpcC
     """A controller of the node, over "rest" or "grpc"."""
     with closing(TRANSPORTS[transport](node)) as controller:
         yield controller
+
+
+@pytest.fixture(autouse=True)
+def _the_reactor_is_free(request: pytest.FixtureRequest) -> None:
+    """A test that runs the reactor by itself finds it as if nobody else ever did."""
+    if request.cls is not None and issubclass(request.cls, TestCase):
+        background.stop()
 
 
 @pytest.fixture(scope="session")

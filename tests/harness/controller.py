@@ -1,32 +1,40 @@
-"""One face for both transports, so that one test body runs over REST and gRPC."""
+"""The product's client, made synchronous: one test body runs over REST and gRPC."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 
-import grpc
-from google.protobuf.message import Message
+from twisted.internet.defer import Deferred
 
+from node.auth import Dialect
+from node.client import Client, LogStream, NoReply, Target, connect
+from node.errors import NodeError
 from protos import service_pb2
-from protos.service_pb2 import BackendStatsResponse, BaseInfoResponse, Empty, StatRequest, StatResponse
+from protos.service_pb2 import BackendStatsResponse, BaseInfoResponse, Empty, StatResponse
+from tests.harness import background
 from tests.harness.node import TRAFFIC_INTERVAL
-from tests.harness.rest import Dialect, LogStream, Rest, RestError, Target, delimited
+from tests.harness.rest import Dialect as Speech
+from tests.harness.rest import Target as Where
 from tests.harness.rpc import Rpc
 from tests.harness.wait import until
 
-M = TypeVar("M", bound=Message)
+T = TypeVar("T")
 
 # What is asked later than this after something was counted tells of it: see TRAFFIC_INTERVAL.
 READING_AGE = TRAFFIC_INTERVAL / 10
 
 
 class ControllerError(Exception):
-    """The node refused. `status` is the HTTP status as digits or the name of the gRPC one, `text` the node's words."""
+    """The node refused. `status` is the HTTP status as digits or the name of the gRPC one, `text` the node's words.
+
+    Where it did not answer, the client's `NoReply` is raised.
+    """
 
     def __init__(self, status: str, text: str) -> None:
         super().__init__(f"{status}: {text}")
@@ -52,135 +60,139 @@ class Controller(Protocol):
 
 
 class _Common:
-    """The methods with one request and one reply, over a transport's `_ask(method, request, reply)`."""
+    """The calls of the product's client, one after the other. What a transport is, says `_client`."""
 
-    def _ask(self, method: str, request: Message, reply: type[M]) -> M:
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def _client(self) -> AbstractAsyncContextManager[Client]:
+        raise NotImplementedError
+
+    def _status(self, error: NodeError) -> str:
         raise NotImplementedError
 
     def start(self, backend: service_pb2.Backend) -> BaseInfoResponse:
-        return self._ask("Start", backend, BaseInfoResponse)
+        return self._run(lambda client: client.start(backend))
 
     def stop(self) -> None:
-        self._ask("Stop", Empty(), Empty)
+        self._run(lambda client: client.stop())
 
     def info(self) -> BaseInfoResponse:
-        return self._ask("GetBaseInfo", Empty(), BaseInfoResponse)
+        return self._run(lambda client: client.info())
 
     def stats(self, kind: service_pb2.StatType, name: str = "", reset: bool = False) -> StatResponse:
         time.sleep(READING_AGE)
-        return self._ask("GetStats", StatRequest(type=kind, name=name, reset=reset), StatResponse)
+        return self._run(lambda client: client.stats(kind, name, reset))
 
     def online(self, name: str) -> service_pb2.OnlineStatResponse:
-        return self._ask("GetUserOnlineStats", StatRequest(name=name), service_pb2.OnlineStatResponse)
+        return self._run(lambda client: client.online(name))
 
     def online_ips(self, name: str) -> service_pb2.StatsOnlineIpListResponse:
-        return self._ask("GetUserOnlineIpListStats", StatRequest(name=name), service_pb2.StatsOnlineIpListResponse)
+        return self._run(lambda client: client.online_ips(name))
 
     def system_stats(self) -> service_pb2.SystemStatsResponse:
-        return self._ask("GetSystemStats", Empty(), service_pb2.SystemStatsResponse)
+        return self._run(lambda client: client.system_stats())
 
     def backend_stats(self) -> BackendStatsResponse:
-        return self._ask("GetBackendStats", Empty(), BackendStatsResponse)
+        return self._run(lambda client: client.backend_stats())
+
+    def sync_user(self, *users: service_pb2.User) -> None:
+        self._run(lambda client: client.sync_user(*users))
 
     def sync_users(self, users: Iterable[service_pb2.User]) -> None:
-        self._ask("SyncUsers", service_pb2.Users(users=users), Empty)
+        self._run(lambda client: client.sync_users(users))
 
+    def sync_chunked(self, chunks: Iterable[service_pb2.UsersChunk]) -> None:
+        self._run(lambda client: client.call("SyncUsersChunked", Empty, *chunks))
 
-_ROUTES = {
-    "Start": ("POST", "/start"),
-    "Stop": ("PUT", "/stop"),
-    "GetBaseInfo": ("GET", "/info"),
-    "GetStats": ("GET", "/stats"),
-    "GetUserOnlineStats": ("GET", "/stats/user/online"),
-    "GetUserOnlineIpListStats": ("GET", "/stats/user/online_ip"),
-    "GetSystemStats": ("GET", "/stats/system"),
-    "GetBackendStats": ("GET", "/stats/backend"),
-    "SyncUser": ("PUT", "/user/sync"),
-    "SyncUsers": ("PUT", "/users/sync"),
-}
+    def logs(self) -> LogReader:
+        with self._errors():
+            return LogReader(self._client())
+
+    def _run(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
+        async def whole() -> T:
+            async with self._client() as client:
+                return await work(client)
+
+        with self._errors():
+            return background.run(whole)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except NoReply:
+            raise
+        except NodeError as error:
+            raise ControllerError(self._status(error), error.text) from error
 
 
 class RestController(_Common):
-    """A controller over REST. A user of `sync_user` is a request of his own; the first refusal ends it."""
+    """A controller over REST. Each call is a connection of its own; a user of `sync_user` is a request of his own."""
 
-    def __init__(self, node: Target, key: str | None = None, dialect: Dialect = "bearer") -> None:
-        self.rest = Rest(node, key, dialect)
-
-    def sync_user(self, *users: service_pb2.User) -> None:
-        for user in users:
-            self._ask("SyncUser", user, Empty)
-
-    def sync_chunked(self, chunks: Iterable[service_pb2.UsersChunk]) -> None:
-        with _rest_errors():
-            self.rest.message("PUT", "/users/sync/chunked", delimited(chunks), Empty)
-
-    def logs(self) -> LogReader:
-        with _rest_errors():
-            stream: LogStream = self.rest.logs()
-        return LogReader(stream, stream.close)
+    def __init__(self, node: Where, key: str | None = None, dialect: Speech = "bearer") -> None:
+        super().__init__(target(node, "rest", key, dialect))
 
     def close(self) -> None:
         """Nothing is kept open."""
 
-    def _ask(self, method: str, request: Message, reply: type[M]) -> M:
-        """The interface's operations without a request send no body."""
-        with _rest_errors():
-            return self.rest.message(*_ROUTES[method], None if isinstance(request, Empty) else request, reply)
+    def _client(self) -> AbstractAsyncContextManager[Client]:
+        return connect(background.reactor, self._target)
+
+    def _status(self, error: NodeError) -> str:
+        return str(error.http)
 
 
 class RpcController(_Common):
-    """A controller over gRPC. The users of `sync_user` go over one stream."""
+    """A controller over gRPC, by one connection. The users of `sync_user` go over one stream."""
 
-    def __init__(self, node: Target, key: str | None = None, dialect: Dialect = "bearer") -> None:
+    def __init__(self, node: Where, key: str | None = None, dialect: Speech = "bearer") -> None:
+        super().__init__(target(node, "grpc", key, dialect))
+        self._kept = connect(background.reactor, self._target, aio=background.aio())
+        # For what the interface allows and no controller does.
         self.rpc = Rpc(node, key, dialect)
 
-    def sync_user(self, *users: service_pb2.User) -> None:
-        with _rpc_errors():
-            self.rpc.SyncUser(iter(users))
-
-    def sync_chunked(self, chunks: Iterable[service_pb2.UsersChunk]) -> None:
-        with _rpc_errors():
-            self.rpc.SyncUsersChunked(iter(chunks))
-
-    def logs(self) -> LogReader:
-        call: Any = self.rpc.GetLogs(Empty())
-        return LogReader(_details(call), call.cancel)
-
     def close(self) -> None:
+        background.run(self._kept.close)
         self.rpc.close()
 
-    def _ask(self, method: str, request: Message, reply: type[M]) -> M:
-        with _rpc_errors():
-            answer = getattr(self.rpc, method)(request)
-        assert isinstance(answer, reply)
-        return answer
+    def _client(self) -> AbstractAsyncContextManager[Client]:
+        return contextlib.nullcontext(self._kept)
+
+    def _status(self, error: NodeError) -> str:
+        return error.grpc
+
+
+def target(node: Where, transport: Literal["rest", "grpc"], key: str | None, dialect: Speech) -> Target:
+    """The node, as the product's client is told of it."""
+    port = node.rest_port if transport == "rest" else node.grpc_port
+    spoken = Dialect.DOCUMENT if dialect == "bearer" else Dialect.DEPLOYED
+    return Target(transport, node.host, port, node.key if key is None else key, node.pem, spoken)
 
 
 class LogReader:
-    """Reads a log stream in a thread: `lines` grows until `close`, or the end of the `with` block.
+    """Reads a log stream in the background: `lines` grows until `close`, or the end of the `with` block.
 
-    `ended` says that the stream is over; `error` is why, unless it ended by itself.
+    `ended` says that the stream is over; `error` is why, unless it was closed. It is not opened again.
     """
 
-    def __init__(self, stream: Iterable[str], cancel: Callable[[], object]) -> None:
+    def __init__(self, client: AbstractAsyncContextManager[Client]) -> None:
         self.lines: list[str] = []
         self.error: Exception | None = None
-        self._stream, self._cancel = stream, cancel
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
+        self._over = threading.Event()
+        self._stream = background.run(lambda: self._open(client))
 
     @property
     def ended(self) -> bool:
-        return not self._thread.is_alive()
+        return self._over.is_set()
 
     def find(self, text: str, timeout: float = 10.0) -> str:
         """The first line with this text, once there is one. Raises `AssertionError` if none comes."""
         return until(lambda: next((line for line in self.lines if text in line), ""), timeout, f"a line with {text!r}")
 
     def close(self) -> None:
-        self._cancel()
-        self._thread.join(timeout=5)
-        assert self.ended, "the log stream does not end when it is closed"
+        background.reactor.callFromThread(self._stream.close)
+        assert self._over.wait(5), "the log stream does not end when it is closed"
 
     def __enter__(self) -> Self:
         return self
@@ -190,12 +202,24 @@ class LogReader:
     ) -> None:
         self.close()
 
-    def _read(self) -> None:
+    async def _open(self, owner: AbstractAsyncContextManager[Client]) -> LogStream:
+        client = await owner.__aenter__()
         try:
-            for line in self._stream:
+            stream = await client.logs(patience=0).open()
+        except BaseException:
+            await owner.__aexit__(None, None, None)
+            raise
+        Deferred.fromCoroutine(self._read(owner, stream))
+        return stream
+
+    async def _read(self, owner: AbstractAsyncContextManager[Client], stream: LogStream) -> None:
+        try:
+            async for line in stream:
                 self.lines.append(line)
-        except Exception as error:  # noqa: BLE001 - kept for the test to look at
+        except NodeError as error:
             self.error = error
+        await owner.__aexit__(None, None, None)
+        self._over.set()
 
 
 def traffic(response: StatResponse) -> dict[str, dict[str, int]]:
@@ -218,28 +242,3 @@ def refused(http: int, code: str, text: str = "") -> Iterator[None]:
         assert text in error.text, f"refused with {error.text!r}, which lacks {text!r}"
     else:
         raise AssertionError(f"not refused; {http} or {code} was due")
-
-
-def _details(call: Iterable[service_pb2.Log]) -> Iterator[str]:
-    try:
-        for log in call:
-            yield log.detail
-    except grpc.RpcError as error:
-        if error.code() is not grpc.StatusCode.CANCELLED:
-            raise
-
-
-@contextlib.contextmanager
-def _rest_errors() -> Iterator[None]:
-    try:
-        yield
-    except RestError as error:
-        raise ControllerError(str(error.response.status), error.response.text) from error
-
-
-@contextlib.contextmanager
-def _rpc_errors() -> Iterator[None]:
-    try:
-        yield
-    except grpc.RpcError as error:
-        raise ControllerError(error.code().name, error.details()) from error

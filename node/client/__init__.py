@@ -1,0 +1,20 @@
+"""A client of the whole interface, over REST and gRPC alike: what a controller, a command line or a test is made of.
+
+`connect` makes a `Client` of a `Target`. Errors are those of `node.errors`, and `NoReply`. The node imports none of it.
+"""
+
+from node.client.client import Client, connect
+from node.client.failures import DeadlineExceeded, NoReply, UnexpectedReply, Unreachable
+from node.client.logs import LogStream
+from node.client.target import Target
+
+__all__ = [
+    "Client",
+    "DeadlineExceeded",
+    "LogStream",
+    "NoReply",
+    "Target",
+    "UnexpectedReply",
+    "Unreachable",
+    "connect",
+]

@@ -1,0 +1,124 @@
+"""The body of a REST response as it comes: whole, or line by line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.protocol import Protocol, connectionDone
+from twisted.python.failure import Failure
+from twisted.web.client import ResponseDone
+from twisted.web.iweb import IResponse
+
+from node.client.failures import NoReply, UnexpectedReply, Unreachable
+from node.client.inbox import Inbox
+from node.methods import MAX_BODY
+
+# Seconds without a byte, where there is a heartbeat every 15.
+SILENCE = 45.0
+# Bytes of a line; the node's have 64 Ki characters at most.
+MAX_LINE = 1024 * 1024
+
+
+class Body(Protocol):
+    """Gives what comes to `take`, which may raise `NoReply`. `done` fires at the end; cancelling it hangs up."""
+
+    transport: Any
+
+    def __init__(self, take: Callable[[bytes], object]) -> None:
+        self.done: Deferred[None] = Deferred(lambda _: self.transport.loseConnection())
+        self._take = take
+
+    def dataReceived(self, data: bytes) -> None:
+        try:
+            if not self.done.called:
+                self._take(data)
+        except NoReply as error:
+            self.transport.loseConnection()
+            self.done.errback(error)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        if self.done.called:
+            return
+        if reason.check(ResponseDone):
+            self.done.callback(None)
+        else:
+            self.done.errback(reason)
+
+
+async def whole(response: IResponse) -> bytes:
+    """All of it. Raises `UnexpectedReply` if it is longer than any reply may be."""
+    found = bytearray()
+
+    def take(data: bytes) -> None:
+        found.extend(data)
+        if len(found) > MAX_BODY:
+            raise UnexpectedReply(f"a reply of more than {MAX_BODY} bytes")
+
+    body = Body(take)
+    response.deliverBody(body)
+    await body.done
+    return bytes(found)
+
+
+class LogBody:
+    """The lines of `GET /logs` on their way to `inbox`. With `events` they are Server-Sent Events, with heartbeats."""
+
+    def __init__(self, reactor: IReactorTime, response: IResponse, events: bool) -> None:
+        self._reactor = reactor
+        self._events = events
+        self._tail = b""
+        self._watch: IDelayedCall | None = None
+        self._body = Body(self._take)
+        self.inbox = Inbox(reactor, self._body.done.cancel)
+        self._body.done.addCallbacks(self._over, self._broken)
+        response.deliverBody(self._body)
+        self._listen()
+
+    def _take(self, data: bytes) -> None:
+        head, newline, self._tail = (self._tail + data).rpartition(b"\n")
+        if len(self._tail) > MAX_LINE:
+            raise UnexpectedReply(f"a log line of more than {MAX_LINE} bytes")
+        if newline:
+            self.inbox.put(self._lines(head.decode("utf-8", "replace").split("\n")))
+        self._listen()
+        if self.inbox.full:
+            self._unlisten()
+            self._body.transport.pauseProducing()
+            self.inbox.room().addCallback(self._go_on)
+
+    def _lines(self, raw: list[str]) -> Iterator[str]:
+        for line in raw:
+            if not self._events:
+                yield line.removesuffix("\r")
+            elif line.startswith("data:"):
+                yield line.removesuffix("\r").removeprefix("data:").removeprefix(" ")
+
+    def _go_on(self, _: None) -> None:
+        self._listen()
+        self._body.transport.resumeProducing()
+
+    def _listen(self) -> None:
+        """A node that is gone without a word sends no heartbeat any more."""
+        self._unlisten()
+        if self._events and not self._body.done.called:
+            self._watch = self._reactor.callLater(SILENCE, self._silent)
+
+    def _unlisten(self) -> None:
+        if self._watch is not None and self._watch.active():
+            self._watch.cancel()
+
+    def _silent(self) -> None:
+        self.inbox.end(Unreachable(f"nothing came from the node for {SILENCE:g} s"))
+        self._body.done.cancel()
+
+    def _over(self, _: None) -> None:
+        self._unlisten()
+        self.inbox.end(Unreachable("the node has ended the stream"))
+
+    def _broken(self, failure: Failure) -> None:
+        self._unlisten()
+        error = failure.value
+        self.inbox.end(error if isinstance(error, NoReply) else Unreachable(f"the stream broke: {error}"))

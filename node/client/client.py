@@ -1,0 +1,215 @@
+"""Every operation of METHODS as a coroutine of the reactor's, the same over both transports."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Coroutine, Iterable, Iterator
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from weakref import WeakSet
+
+from google.protobuf.message import DecodeError, Message
+from twisted.internet.defer import Deferred
+
+from node.aio import Aio
+from node.client.failures import DeadlineExceeded, UnexpectedReply
+from node.client.logs import LogStream
+from node.client.rest import RestTransport
+from node.client.rpc import RpcTransport
+from node.client.target import Target
+from node.client.transport import Transport
+from node.methods import METHODS
+from protos.service_pb2 import (
+    AddRoutingRuleRequest,
+    Backend,
+    BackendStatsResponse,
+    BalancerInfoRequest,
+    BalancerInfoResponse,
+    BaseInfoResponse,
+    Empty,
+    LatencyRequest,
+    LatencyResponse,
+    OnlineStatResponse,
+    OverrideBalancerTargetRequest,
+    RemoveRoutingRuleRequest,
+    RouteResult,
+    RoutingRulesResponse,
+    StatRequest,
+    StatResponse,
+    StatsOnlineIpListResponse,
+    StatType,
+    SystemStatsResponse,
+    TestRouteRequest,
+    User,
+    Users,
+    UsersChunk,
+)
+
+# Seconds that a call may take. A Start that does not come up takes the node some ten.
+DEADLINE = 30.0
+# Bytes of one chunk of users: far below what any gRPC server takes by default.
+CHUNK = 1024 * 1024
+
+M = TypeVar("M", bound=Message)
+T = TypeVar("T")
+
+_METHODS = {method.name: method for method in METHODS}
+
+
+def connect(reactor: Any, target: Target, *, deadline: float = DEADLINE, aio: Aio | None = None) -> Client:
+    """A client of this node. It connects with the first call. Whoever has many nodes gives one running `aio` to all.
+
+    Raises `OSError` or `ValueError` for a key or a certificate that cannot be read.
+    """
+    if target.transport == "rest":
+        return Client(reactor, RestTransport(reactor, target), deadline)
+    thread = aio or Aio(reactor)
+    if aio is None:
+        thread.startService()
+    return Client(reactor, RpcTransport(reactor, target, thread, owned=aio is None), deadline)
+
+
+class Client:
+    """One node. Every call may raise `NodeError`: what the node says, or a `NoReply`.
+
+    A call that is cancelled, or too late, ends on this side; the node goes on with what it has accepted.
+    """
+
+    def __init__(self, reactor: Any, transport: Transport, deadline: float = DEADLINE) -> None:
+        self._reactor = reactor
+        self._transport = transport
+        self._deadline = deadline
+        self._streams: WeakSet[LogStream] = WeakSet()
+
+    def within(self, seconds: float) -> Client:
+        """The same client with another deadline for each call: `await client.within(5).info()`."""
+        other = copy.copy(self)
+        other._deadline = seconds
+        return other
+
+    async def close(self) -> None:
+        """End all that is open, log streams too."""
+        for stream in tuple(self._streams):
+            stream.close()
+        await self._transport.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # Lifecycle
+
+    async def start(self, backend: Backend) -> BaseInfoResponse:
+        return await self.call("Start", BaseInfoResponse, backend)
+
+    async def stop(self) -> None:
+        await self.call("Stop", Empty, Empty())
+
+    async def info(self) -> BaseInfoResponse:
+        return await self.call("GetBaseInfo", BaseInfoResponse, Empty())
+
+    def logs(self, patience: float = math.inf) -> LogStream:
+        """Log lines, for `async with`. `patience`: seconds in which a connection that broke has to be back."""
+        stream = LogStream(self._reactor, lambda: self._timed(self._transport.lines(_METHODS["GetLogs"])), patience)
+        self._streams.add(stream)
+        return stream
+
+    # Statistics
+
+    async def system_stats(self) -> SystemStatsResponse:
+        return await self.call("GetSystemStats", SystemStatsResponse, Empty())
+
+    async def backend_stats(self) -> BackendStatsResponse:
+        return await self.call("GetBackendStats", BackendStatsResponse, Empty())
+
+    async def stats(self, kind: StatType, name: str = "", reset: bool = False) -> StatResponse:
+        """With `reset` these rows begin at zero again; if the reply does not arrive they are in the next one."""
+        return await self.call("GetStats", StatResponse, StatRequest(type=kind, name=name, reset=reset))
+
+    async def online(self, name: str) -> OnlineStatResponse:
+        return await self.call("GetUserOnlineStats", OnlineStatResponse, StatRequest(name=name))
+
+    async def online_ips(self, name: str) -> StatsOnlineIpListResponse:
+        return await self.call("GetUserOnlineIpListStats", StatsOnlineIpListResponse, StatRequest(name=name))
+
+    async def latency(self, name: str = "") -> LatencyResponse:
+        return await self.call("GetOutboundsLatency", LatencyResponse, LatencyRequest(name=name))
+
+    # Users
+
+    async def sync_user(self, *users: User) -> None:
+        """Add, change or remove these, in their order: by one stream, or by a request for each over REST.
+
+        Raises `UsersRefused` for those that cannot be applied; all others are.
+        """
+        await self.call("SyncUser", Empty, *users)
+
+    async def sync_users(self, users: Iterable[User]) -> None:
+        """These are the users, all others go. Raises `UsersRefused` as above."""
+        await self.call("SyncUsers", Empty, Users(users=users))
+
+    async def sync_chunked(self, users: Iterable[User], size: int = CHUNK) -> None:
+        """Add, change or remove these at once, sent in chunks of up to so many bytes. Raises `UsersRefused` as above.
+
+        However it is sent, the node takes no more than 64 MiB together.
+        """
+        await self.call("SyncUsersChunked", Empty, *chunks(users, size))
+
+    # Routing
+
+    async def routing_rules(self) -> RoutingRulesResponse:
+        return await self.call("ListRoutingRules", RoutingRulesResponse, Empty())
+
+    async def balancer_info(self, tag: str) -> BalancerInfoResponse:
+        return await self.call("GetBalancerInfo", BalancerInfoResponse, BalancerInfoRequest(tag=tag))
+
+    async def test_route(self, route: TestRouteRequest) -> RouteResult:
+        return await self.call("TestRoute", RouteResult, route)
+
+    async def add_routing_rule(self, rule: str, should_reset: bool = False) -> None:
+        """`rule` is the JSON of one rule."""
+        await self.call("AddRoutingRule", Empty, AddRoutingRuleRequest(rule=rule, should_reset=should_reset))
+
+    async def remove_routing_rule(self, rule_tag: str) -> None:
+        await self.call("RemoveRoutingRule", Empty, RemoveRoutingRuleRequest(rule_tag=rule_tag))
+
+    async def override_balancer(self, balancer_tag: str, target: str) -> None:
+        request = OverrideBalancerTargetRequest(balancer_tag=balancer_tag, target=target)
+        await self.call("OverrideBalancerTarget", Empty, request)
+
+    # All of them
+
+    async def call(self, name: str, reply: type[M], *messages: Message) -> M:
+        """An operation by its name in METHODS, with messages as they are."""
+        body = await self._timed(self._transport.call(_METHODS[name], messages))
+        try:
+            return reply.FromString(body)
+        except DecodeError as error:
+            raise UnexpectedReply(f"the reply is not a {reply.DESCRIPTOR.name} message: {error}") from error
+
+    async def _timed(self, work: Coroutine[Any, Any, T]) -> T:
+        def late(_: object, seconds: float) -> T:
+            raise DeadlineExceeded(f"no answer within {seconds:g} s")
+
+        return await Deferred.fromCoroutine(work).addTimeout(self._deadline, self._reactor, late)
+
+
+def chunks(users: Iterable[User], size: int) -> Iterator[UsersChunk]:
+    """The users in chunks of no more than `size` bytes, or of one user that is larger; the last one is marked."""
+    chunk, index, room = UsersChunk(), 0, size
+    for user in users:
+        # A tag, and a length of up to five bytes; the index and the mark have twelve.
+        needed = user.ByteSize() + 6
+        if chunk.users and needed > room - 14:
+            yield chunk
+            index += 1
+            chunk, room = UsersChunk(index=index), size
+        chunk.users.append(user)
+        room -= needed
+    chunk.last = True
+    yield chunk

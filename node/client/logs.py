@@ -1,0 +1,152 @@
+"""A log stream that outlives its connections."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import chain, count
+from types import TracebackType
+from typing import Any, Self
+
+from twisted.application.internet import backoffPolicy
+from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
+
+from node.client.failures import NoReply
+from node.client.inbox import Inbox
+from node.logs import NODE_MARK, REPLAY, TOO_SLOW
+
+# Seconds without a line after which a stream that was opened again has told what it has to tell at once.
+SETTLED = 0.5
+# Seconds before a connection is tried again.
+_delay = backoffPolicy(initialDelay=0.1, maxDelay=10.0, factor=2.0)
+
+# Stands where lines may be missing.
+GAP = "[client] the connection broke: lines may be missing here"
+
+
+class LogStream:
+    """The node's log lines, in their order: those that it gives a new reader, then what comes.
+
+    An async iterator of lines, for `async with`; or `next`, which takes all that are there. If the connection breaks,
+    it is made again, for as long as `patience` says, and the stream goes on behind the last line that was read. Lines
+    have no numbers on the wire: what a new connection begins with, the newest REPLAY lines of the ring, is laid over
+    what was read last. So some things cannot be promised:
+
+    - If more than REPLAY lines came meanwhile, those before the newest REPLAY are lost, though the ring may have them.
+      So are lines that a node had not sent when it ended: the next one has a ring of its own. `GAP` stands there.
+    - Where the same lines come again and again, word for word, one may be taken for its like, and be missing or come
+      twice. Lines of cores have their time; those of the node itself have not.
+    - After a break, lines may come SETTLED seconds late.
+    """
+
+    def __init__(self, reactor: Any, connect: Callable[[], Awaitable[Inbox]], patience: float = math.inf) -> None:
+        self._reactor = reactor
+        self._connect = connect
+        self._patience = patience
+        self._seen: deque[str] = deque(maxlen=REPLAY)
+        self._ready: deque[str] = deque()
+        self._outbox = Inbox(reactor)
+        self._source = Inbox(reactor)
+        self._following: Deferred[None] | None = None
+
+    async def open(self) -> Self:
+        """Connect for the first time, for which there is no patience. Raises `NodeError`."""
+        self._source = await self._connect()
+        self._following = Deferred.fromCoroutine(self._follow())
+        self._following.addErrback(self._outbox.fail)
+        return self
+
+    async def next(self, wait: float | None = None) -> list[str]:
+        """The next lines; none if none come within `wait` seconds, or after `close`. Raises what ended the stream."""
+        try:
+            return await self._outbox.take(wait)
+        except _Closed:
+            return []
+
+    def close(self) -> None:
+        """End the stream. What was read and not taken still can be."""
+        self._outbox.end(_Closed())
+        if self._following is not None:
+            self._following.cancel()
+        self._source.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> str:
+        if not self._ready:
+            self._ready.extend(await self.next())
+        if not self._ready:
+            raise StopAsyncIteration
+        return self._ready.popleft()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                self._deliver(await self._source.take())
+            except NoReply as error:
+                await self._resume(error)
+            await self._outbox.room()
+
+    async def _resume(self, error: NoReply) -> None:
+        """Connect again and deliver what is new there. Raises the error of the last attempt when patience is over."""
+        end = self._reactor.seconds() + self._patience
+        for attempt in count():
+            self._source.close()
+            delay = _delay(attempt)
+            if self._reactor.seconds() + delay > end:
+                raise error
+            await deferLater(self._reactor, delay)
+            try:
+                self._source = await self._connect()
+                self._go_on(await self._beginning())
+                break
+            except NoReply as again:
+                error = again
+
+    async def _beginning(self) -> list[str]:
+        """What a new connection tells at once, or more."""
+        lines: list[str] = []
+        while len(lines) < REPLAY and (more := await self._source.take(SETTLED)):
+            lines += more
+        return lines
+
+    def _go_on(self, lines: list[str]) -> None:
+        known = overlap(list(self._seen), lines[:REPLAY])
+        if known is None:
+            self._seen.clear()
+            self._outbox.put([GAP])
+        self._deliver(lines[known or 0 :])
+
+    def _deliver(self, lines: list[str]) -> None:
+        for line in lines:
+            if line.startswith(NODE_MARK) and line.endswith(TOO_SLOW):
+                self._seen.clear()  # what came before does not stand before what comes
+            else:
+                self._seen.append(line)
+        self._outbox.put(lines)
+
+
+class _Closed(Exception):
+    """Nobody wants more lines."""
+
+
+def overlap(seen: Sequence[str], beginning: Sequence[str]) -> int | None:
+    """How many lines at a new stream's beginning were read before, if the last ones read are there; else None.
+
+    The most of what was read counts, and if all of it is there more than once, its first place.
+    """
+    size = len(seen)
+    whole = (end for end in range(size, len(beginning) + 1) if beginning[end - size : end] == seen)
+    parts = (end for end in range(min(size, len(beginning)), 0, -1) if beginning[:end] == seen[size - end :])
+    return next(chain(whole, parts), None)

@@ -1,0 +1,139 @@
+"""Calls over REST, by treq. A connection serves the calls that follow, too; a log stream has one of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import BytesIO
+from typing import Any
+
+from google.protobuf.message import Message
+from google.protobuf.proto import serialize_length_prefixed
+from OpenSSL import SSL
+from treq.client import HTTPClient
+from twisted.internet import error
+from twisted.internet.defer import CancelledError
+from twisted.web.client import (  # type: ignore[attr-defined]
+    Agent,
+    HTTPConnectionPool,
+    RequestGenerationFailed,
+    RequestNotSent,
+    RequestTransmissionFailed,
+    ResponseFailed,
+)
+from twisted.web.http_headers import Headers
+from twisted.web.iweb import IResponse
+
+from node.auth import Dialect
+from node.client.body import LogBody, whole
+from node.client.failures import Unreachable, of_http
+from node.client.inbox import Inbox
+from node.client.target import Target
+from node.client.trust import Trust
+from node.errors import UsersRefused
+from node.framing import single
+from node.methods import Kind, Method
+
+MEDIA_TYPE = "application/x-protobuf"
+# Seconds that a connection is kept for a next call; the node closes one after 60.
+IDLE = 30
+_OK = 200
+_BROKEN = (
+    error.ConnectError,
+    error.ConnectionClosed,
+    error.ConnectingCancelledError,
+    error.DNSLookupError,
+    RequestGenerationFailed,
+    RequestNotSent,
+    RequestTransmissionFailed,
+    ResponseFailed,
+    SSL.Error,
+)
+
+
+class RestTransport:
+    """See `Transport`. A feed of users is a request for each; all are sent, then the refused ones are told as one."""
+
+    def __init__(self, reactor: Any, target: Target) -> None:
+        self._reactor = reactor
+        self._root = f"https://{target.address}"
+        self._dialect = target.dialect
+        self._credentials = target.credentials()
+        self._pool = HTTPConnectionPool(reactor)
+        self._pool.cachedConnectionTimeout = IDLE
+        self._http = HTTPClient(Agent(reactor, Trust(target.certificates()), pool=self._pool))
+
+    async def call(self, method: Method, messages: Sequence[Message]) -> bytes:
+        if method.kind is Kind.FEED and method.cut is single:
+            return await self._one_by_one(method, messages)
+        if method.kind is Kind.FEED:
+            return await self._ask(method, _delimited(messages))
+        (message,) = messages
+        return await self._ask(method, message.SerializeToString())
+
+    async def lines(self, method: Method) -> Inbox:
+        response = await self._request(method, b"")
+        if response.code != _OK:
+            raise await self._error(method, response)
+        return LogBody(self._reactor, response, events=self._dialect is Dialect.DOCUMENT).inbox
+
+    async def close(self) -> None:
+        await self._pool.closeCachedConnections()
+
+    async def _one_by_one(self, method: Method, messages: Sequence[Message]) -> bytes:
+        refused: list[str] = []
+        for message in messages:
+            try:
+                await self._ask(method, message.SerializeToString())
+            except UsersRefused as fault:
+                refused.append(fault.text.removeprefix(UsersRefused([]).text))
+        if refused:
+            raise UsersRefused.told(UsersRefused([]).text + "; ".join(refused))
+        return b""
+
+    async def _ask(self, method: Method, body: bytes) -> bytes:
+        response = await self._request(method, body)
+        if response.code != _OK:
+            raise await self._error(method, response)
+        return await _whole(response)
+
+    async def _request(self, method: Method, body: bytes) -> IResponse:
+        headers = Headers({name: [value] for name, value in self._credentials.items()})
+        if body:
+            headers.setRawHeaders("Content-Type", [MEDIA_TYPE])
+        try:
+            return await self._http.request(
+                method.verbs[0],
+                self._root + method.path,
+                headers=headers,
+                data=body or None,
+                allow_redirects=False,
+                unbuffered=True,
+                reactor=self._reactor,
+            )
+        except _BROKEN as fault:
+            raise _unanswered(fault) from fault
+
+    async def _error(self, method: Method, response: IResponse) -> Exception:
+        return of_http(method, response.code, await _whole(response), self._dialect)
+
+
+def _delimited(messages: Sequence[Message]) -> bytes:
+    body = BytesIO()
+    for message in messages:
+        serialize_length_prefixed(message, body)
+    return body.getvalue()
+
+
+async def _whole(response: IResponse) -> bytes:
+    try:
+        return await whole(response)
+    except _BROKEN as fault:
+        raise _unanswered(fault) from fault
+
+
+def _unanswered(fault: Exception) -> Exception:
+    """Why there is no answer: the caller did not want it any more, or there was no connection, or it broke."""
+    reasons = [failure.value for failure in getattr(fault, "reasons", ())] or [fault]
+    if any(isinstance(reason, CancelledError | error.ConnectingCancelledError) for reason in reasons):
+        return CancelledError()
+    return Unreachable("no answer: " + "; ".join(f"{type(reason).__name__}: {reason}" for reason in reasons))

@@ -1,0 +1,151 @@
+"""Calls over gRPC: METHODS by their paths, in the asyncio thread of an `Aio`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
+
+from node.aio import Aio  # first: it sets gRPC's environment
+
+# isort: split
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+from twisted.internet.defer import Deferred
+
+from node.client.failures import Unreachable, of_grpc
+from node.client.inbox import Inbox
+from node.client.target import Target
+from node.methods import MAX_BODY, SERVICE, Kind, Method
+from protos.service_pb2 import Log
+
+# Log lines that may wait for the reactor.
+BATCH = 1_000
+T = TypeVar("T")
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_BODY),
+    ("grpc.max_send_message_length", MAX_BODY),
+    # REST asks no proxy of the environment either.
+    ("grpc.enable_http_proxy", 0),
+    # Clients share no connection.
+    ("grpc.use_local_subchannel_pool", 1),
+    # A node that is back is found at once, not after gRPC's minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A node that is gone without a word: ping after 30 s, gone after 15 s without an answer.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 15_000),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+
+
+class RpcTransport:
+    """See `Transport`. A feed is one stream. An `aio` that is `owned` is stopped by `close`."""
+
+    def __init__(self, reactor: Any, target: Target, aio: Aio, owned: bool) -> None:
+        self._reactor = reactor
+        self._aio = aio
+        self._owned = owned
+        self._address = target.address
+        self._metadata = tuple(target.credentials().items())
+        self._credentials = grpc.ssl_channel_credentials(target.certificates())
+        self._channel: Any = None
+
+    async def call(self, method: Method, messages: Sequence[Message]) -> bytes:
+        return await self._aio.run(self._call(method, [message.SerializeToString() for message in messages]))
+
+    async def lines(self, method: Method) -> Inbox:
+        stream = await self._aio.run(self._open(method))
+        inbox = Inbox(self._reactor)
+        relay = Deferred.fromCoroutine(self._relay(method, stream, inbox))
+        relay.addErrback(inbox.fail)
+
+        def close() -> None:
+            relay.cancel()
+            self._aio.run(stream.close())
+
+        inbox.close = close
+        return inbox
+
+    async def close(self) -> None:
+        if self._channel is not None:
+            await self._aio.run(self._channel.close())
+        if self._owned:
+            self._aio.stopService()
+
+    async def _relay(self, method: Method, stream: _Stream, inbox: Inbox) -> None:
+        while True:
+            inbox.put(await self._aio.run(self._told(method, stream.next())))
+            await inbox.room()
+
+    # In the asyncio thread
+
+    async def _call(self, method: Method, bodies: list[bytes]) -> bytes:
+        path = f"/{SERVICE.full_name}/{method.name}"
+        if method.kind is Kind.FEED:
+            call = self._connected().stream_unary(path)(iter(bodies), metadata=self._metadata)
+        else:
+            (body,) = bodies
+            call = self._connected().unary_unary(path)(body, metadata=self._metadata)
+        return await self._told(method, call)
+
+    async def _open(self, method: Method) -> _Stream:
+        call = self._connected().unary_stream(f"/{SERVICE.full_name}/{method.name}")(b"", metadata=self._metadata)
+        try:
+            await self._told(method, call.initial_metadata())
+            if call.done():
+                await self._told(method, call.read())
+        except BaseException:
+            call.cancel()
+            raise
+        return _Stream(call)
+
+    async def _told(self, method: Method, work: Awaitable[T]) -> T:
+        """What it brings, or the error that the status stands for."""
+        try:
+            return await work
+        except grpc.aio.AioRpcError as error:
+            connected = self._connected().get_state() is grpc.ChannelConnectivity.READY
+            raise of_grpc(method, error.code().name, error.details() or "", connected) from error
+
+    def _connected(self) -> Any:
+        if self._channel is None:  # a channel belongs to the loop that it was made in
+            self._channel = grpc.aio.secure_channel(self._address, self._credentials, _OPTIONS)
+        return self._channel
+
+
+class _Stream:
+    """The log lines of one call. Those that are there go together: the way from thread to thread costs most."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._lines: list[str] = []
+        self._changed = asyncio.Event()
+        self._reading = asyncio.ensure_future(self._read())
+        self._reading.add_done_callback(lambda _: self._changed.set())
+
+    async def next(self) -> list[str]:
+        """At least one line. Raises the error that ended the call when all lines were taken."""
+        while not self._lines:
+            if self._reading.done():
+                self._reading.result()
+                raise Unreachable("the node has ended the stream")
+            self._changed.clear()
+            await self._changed.wait()
+        lines, self._lines = self._lines, []
+        self._changed.set()
+        return lines
+
+    async def close(self) -> None:
+        self._call.cancel()
+        self._reading.cancel()
+
+    async def _read(self) -> None:
+        async for body in self._call:
+            self._lines.append(Log.FromString(body).detail)
+            self._changed.set()
+            while len(self._lines) >= BATCH:
+                self._changed.clear()
+                await self._changed.wait()

@@ -1,0 +1,24 @@
+"""What a `Client` needs of a transport."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from google.protobuf.message import Message
+
+from node.client.inbox import Inbox
+from node.methods import Method
+
+
+class Transport(Protocol):
+    """Carries calls to one node. It raises `NodeError`; cancelling a call ends it on this side."""
+
+    async def call(self, method: Method, messages: Sequence[Message]) -> bytes:
+        """The serialised reply: to one message, or to a feed of them."""
+
+    async def lines(self, method: Method) -> Inbox:
+        """A stream of log lines that is open; the inbox ends with the error that ended it."""
+
+    async def close(self) -> None:
+        """End all connections."""

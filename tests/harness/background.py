@@ -1,0 +1,86 @@
+"""Twisted's reactor in a thread beside the tests, and how a test waits for what runs there.
+
+Tests of Trial run the reactor by themselves: before each of them it is taken away here, see tests/conftest.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from twisted.internet import reactor as installed
+from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
+from twisted.internet.threads import blockingCallFromThread
+
+from node.aio import Aio
+
+T = TypeVar("T")
+
+reactor: Any = installed
+_lock = threading.Lock()
+_threads: list[threading.Thread] = []
+_bridges: list[Aio] = []
+
+
+def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine on the reactor and wait for it."""
+    _start()
+    return _wait_for(work)
+
+
+def aio() -> Aio:
+    """The thread of gRPC's that all clients of the tests share."""
+    _start()
+    return _bridges[0]
+
+
+def stop() -> None:
+    """Leave the reactor to somebody else, as if it had never run; it starts anew when it is needed."""
+    with _lock:
+        if not _threads:
+            return
+        _wait_for(_quiet)
+        _bridges.pop().stopService()
+        reactor.callFromThread(reactor.crash)
+        _threads.pop().join()
+        if reactor.threadpool is not None:
+            reactor._stopThreadPool()
+
+
+def _wait_for(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    call: Any = lambda: Deferred.fromCoroutine(work())  # noqa: E731
+    outcome: T = blockingCallFromThread(reactor, call)
+    return outcome
+
+
+def _start() -> None:
+    with _lock:
+        if _threads:
+            return
+        running = threading.Event()
+        reactor.callWhenRunning(running.set)
+        thread = threading.Thread(target=reactor.run, kwargs={"installSignalHandlers": False}, daemon=True)
+        thread.start()
+        running.wait()
+        _threads.append(thread)
+        _bridges.append(Aio(reactor))
+        _bridges[0].startService()
+        threading.Thread(target=_stop_at_the_end, daemon=True).start()
+
+
+async def _quiet() -> None:
+    """Connections that are closed need a moment; what is left then was not closed."""
+    for _ in range(100):
+        if not set(reactor.getReaders()) - reactor._internalReaders and not reactor.getDelayedCalls():
+            return
+        await deferLater(reactor, 0.01)
+    left = [*(set(reactor.getReaders()) - reactor._internalReaders), *reactor.getDelayedCalls()]
+    raise AssertionError(f"tests have left this open: {left}")
+
+
+def _stop_at_the_end() -> None:
+    """The threads that look up names would keep the interpreter from ending."""
+    threading.main_thread().join()
+    stop()
