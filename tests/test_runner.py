@@ -196,7 +196,6 @@ class IdenticalStarts(RunnerTests):
         self.successResultOf(self.start("a", BOB))
         self.assertEqual(self.accounts(), {"bob": b"two"})
 
-
     def test_the_core_dies_meanwhile(self) -> None:
         """A core that dies while the users of an identical Start are built is run again, in a panel's grace, too."""
         pool = self.slow_pool()
