@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -11,7 +10,8 @@ import psutil
 import pytest
 
 from protos.service_pb2 import User
-from tests.conftest import Place, connection, gets_in, member, over, run, settled, stays_out, talking
+from tests.conftest import Place, connection, gets_in, member, over, run, settled, stays_out
+from tests.harness import transfer
 from tests.harness.controller import Controller
 from tests.harness.cover import CoverServer
 from tests.harness.echo import EchoServer
@@ -21,44 +21,46 @@ from tests.harness.users import TestUser
 
 ANNA, BERT, CARL = (TestUser.new(f"{name}@test") for name in ("anna", "bert", "carl"))
 FIVE = ("vless-reality-vision", "vmess-raw", "trojan-tls", "shadowsocks-chacha20", "shadowsocks-2022-aes-128")
-# As many as cost a running core half a minute on an inbound of Shadowsocks-2022, if they come one by one.
+# As many as cost a running core some 10 s on an inbound of Shadowsocks-2022 if they come one by one, …
 MANY = 3_000
-# Seconds; deployed panels wait for 8.
-IN_TIME = 8.0
+# … and the seconds of its processor that they may cost, which do not depend on what else the machine does.
+CHEAP = 3.0
 # The core takes 4 MiB in one call. With names of this length fewer users are more than that.
 LONG, TOO_MANY = 400, 9_000
 
 
 @contextmanager
-def in_time() -> Iterator[None]:
-    begun = time.monotonic()
+def cheap(core: int) -> Iterator[None]:
+    """What happens inside costs the core little."""
+    before = sum(psutil.Process(core).cpu_times()[:2])
     yield
-    assert time.monotonic() - begun < IN_TIME
+    assert sum(psutil.Process(core).cpu_times()[:2]) - before < CHEAP
 
 
 @over("grpc")
 def test_many_on_five_inbounds(
     all_kinds: Mapping[str, Kind], cover: CoverServer, node: NodeProcess, echo: EchoServer, controller: Controller
 ) -> None:
-    """Thousands come, and leave again, on inbounds of five protocols: in time, and connections of who stays go on."""
+    """Thousands come to five protocols and leave again: that is cheap, and connections of who stays go on."""
     places = [Place(all_kinds[name], name) for name in FIVE]
     crowd = [member(TestUser.new(f"{number}@test"), *places) for number in range(MANY)]
     # One User has one flow and one Shadowsocks method.
     stay = [member(person, *places) for person in (ANNA, BERT)]
     with settled(places, cover):
         run(controller, places, stay)
-    cores = node.core_pids()
+    (core,) = node.core_pids()
     with ExitStack() as stack:
-        for place in places:
-            stack.enter_context(talking(stack.enter_context(connection(place, ANNA, echo))))
-        with in_time():
+        links = [stack.enter_context(connection(place, ANNA, echo)) for place in places]
+        with cheap(core):
             run(controller, places, [*stay, *crowd, member(CARL, *places)])
-        assert all(gets_in(place, CARL, echo) for place in places)
-        with in_time():
+        assert all(gets_in(place, CARL, echo) for place in places[-2:])
+        with cheap(core):
             controller.sync_users(stay)
-        assert not any(gets_in(place, CARL, echo, timeout=0.5) for place in places)
+        for link in links:
+            transfer.echo(link, b"still there")
+        assert not any(gets_in(place, CARL, echo, timeout=0.5) for place in places[-2:])
         assert all(gets_in(place, BERT, echo) for place in places)
-    assert node.core_pids() == cores
+    assert node.core_pids() == [core]
 
 
 @over("rest")
@@ -115,11 +117,10 @@ def test_removed_from_a_crowd(
     echo: EchoServer,
     controller: Controller,
 ) -> None:
-    """Whoever is removed there is out when the call succeeds, in time; the others are in."""
+    """Whoever is removed there is out when the call succeeds; the others are in."""
     place, crowd = crowded
     assert gets_in(place, BERT, echo)
-    with in_time():
-        remove(controller, place, crowd)
+    remove(controller, place, crowd)
     assert stays_out(place, BERT, echo)
     assert gets_in(place, ANNA, echo)
     assert controller.info().running
@@ -135,7 +136,7 @@ def test_changes_in_a_crowd(
     cores = node.core_pids()
     controller.sync_user(member(CARL, place))
     assert node.core_pids() == cores
-    with in_time(), ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(2) as pool:
         list(pool.map(controller.sync_user, [member(changed, place), member(CARL)]))
     assert gets_in(place, changed, echo)
     assert stays_out(place, BERT, echo)

@@ -57,6 +57,14 @@ def test_only_as_many_swaps_as_help() -> None:
     assert 0 < len(chosen(*[cheap] * 5) or "") < 5
 
 
+def test_a_swap_is_dark() -> None:
+    """Where swapping a large inbound would refuse new connections for long, changes come live while patience lasts."""
+    large = work("trojan", 38_000, added=9_000)
+    assert LIVE_SECONDS < large.live < RUN_SECONDS
+    assert chosen(large) == frozenset()
+    assert chosen(large, large, large) not in (frozenset(), None)
+
+
 def test_connections_that_a_swap_ends() -> None:
     """Where a swap ends connections changes come live for as long as a panel waits, and are swapped only then."""
     ends = work("vless", 500, added=12_000, swap=Swap.END)

@@ -190,20 +190,22 @@ class Users:
         self.accounts[tag] = accounts
 
     async def _put_back(self, tag: str, changes: Sequence[Change], why: ApiFailed) -> Applied:
-        """A swap failed: who stays gets in again. If that fails, too, the port is deaf, and a new run mends it."""
-        leaving = [change._replace(packed=None) for change in changes]
+        """A swap failed: who stays gets in again. If that fails, too, nobody does, and they are left for a new run."""
+        staying = apply([change._replace(packed=None) for change in changes], {tag: self.accounts[tag]})[tag]
         wanted = self._connections.of(pair_of(change) for change in changes if self._has(change))
         try:
-            await self._put(tag, apply(leaving, {tag: self.accounts[tag]})[tag])
+            await self._put(tag, staying)
         except ApiFailed as fault:
             self.log.error("inbound {tag} takes a new run: it was not put back: {fault}", tag=tag, fault=fault)
-            return Applied([], list(changes))
+            self.accounts[tag] = {}
+            coming = [change for change in changes if change.packed is not None]
+            return Applied([], [*(Change(tag, key, packed) for key, packed in staying.items()), *coming])
         await self._connections.end(wanted)
-        return Applied(refusals((change for change in changes if change.packed is not None), str(why)), [])
+        return Applied(refusals(changes, str(why)), [])
 
 
 def refusals(changes: Iterable[Change], reason: str) -> list[Refusal]:
-    """None of these came in."""
+    """Of these nobody came in."""
     return [
         Refusal(email_of(change.packed), f"{change.tag}: {reason}") for change in changes if change.packed is not None
     ]

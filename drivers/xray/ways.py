@@ -23,8 +23,13 @@ CALL = 250e-6
 # … and on top of it, for each user that the inbound has.
 ADDITION = {"shadowsocks": 3e-9, "shadowsocks_2022": 2e-6, "hysteria": 5e-9}
 REMOVAL = {"vmess": 10e-9, "shadowsocks": 14e-9, "shadowsocks_2022": 2e-6, "hysteria": 40e-9}
-# A swap, and a new run: something anyhow, and something for each user.
-SWAP, SWAP_USER = 0.02, 15e-6
+# A swap: something anyhow, and something for each user that the inbound has then. …
+SWAP = 0.02
+SWAP_USER = {"vmess": 25e-6, "trojan": 28e-6, "shadowsocks": 14e-6}
+SWAP_ANY_USER = 10e-6
+# … New connections are refused for about as long; where patience allows it that counts as so many seconds each.
+DARK = 4
+# A new run, likewise, with the users of all inbounds.
 RUN, RUN_USER = 1.5, 20e-6
 
 
@@ -75,7 +80,8 @@ class Work:
     @property
     def swapped(self) -> float:
         """Seconds for a swap."""
-        return SWAP + SWAP_USER * (self.users - self.removed + self.added)
+        each = SWAP_USER.get(self.protocol, SWAP_ANY_USER)
+        return SWAP + each * (self.users - self.removed + self.added)
 
 
 def swap_of(handler: InboundHandlerConfig) -> Swap:
@@ -90,24 +96,30 @@ def choose(works: Mapping[str, Work], everybody: int, fits: Callable[[str], bool
     `everybody` is how many accounts a new run would have. `fits` tells whether an inbound can be put back in one call.
     """
     swapped = {tag for tag, work in works.items() if work.unsafe}
+    if not swapped and _seconds(works, swapped) <= LIVE_SECONDS:
+        return frozenset()
     if any(works[tag].swap is Swap.DEAF or not fits(tag) for tag in swapped):
         return None
-    for swap, enough in ((Swap.GO_ON, LIVE_SECONDS), (Swap.END, RUN_SECONDS)):
-        swapped |= _worth_it(works, swapped, swap, enough, fits)
+    for swap, enough, dark in (
+        (Swap.GO_ON, LIVE_SECONDS, DARK),
+        (Swap.GO_ON, RUN_SECONDS, 1),
+        (Swap.END, RUN_SECONDS, 1),
+    ):
+        worth_it = {tag for tag, work in works.items() if work.swap is swap and dark * work.swapped < work.live}
+        swapped |= _dearest(works, swapped, worth_it, enough, fits)
     spent = _seconds(works, swapped)
     return None if spent > RUN_SECONDS and spent > RUN + RUN_USER * everybody else frozenset(swapped)
 
 
-def _worth_it(
-    works: Mapping[str, Work], swapped: set[str], swap: Swap, enough: float, fits: Callable[[str], bool]
+def _dearest(
+    works: Mapping[str, Work], swapped: set[str], worth_it: set[str], enough: float, fits: Callable[[str], bool]
 ) -> set[str]:
-    """The inbounds of this kind that are to be swapped, too, the dearest first, until what is left is cheap enough."""
+    """Of these inbounds those to be swapped, too: the dearest first, until what is left is cheap enough."""
     chosen: set[str] = set()
-    for tag in sorted(works.keys() - swapped, key=lambda tag: works[tag].swapped - works[tag].live):
+    for tag in sorted(worth_it - swapped, key=lambda tag: works[tag].swapped - works[tag].live):
         if _seconds(works, swapped | chosen) <= enough:
             break
-        work = works[tag]
-        if work.swap is swap and work.swapped < work.live and fits(tag):
+        if fits(tag):
             chosen.add(tag)
     return chosen
 
