@@ -178,6 +178,11 @@ class LogReader:
         self._ring = ring
         self._cursor = ring.tail()
 
+    @property
+    def behind(self) -> bool:
+        """`next` will not have to wait."""
+        return self._ring.has(self._cursor)
+
     async def next(self) -> list[str]:
         """The next lines, at least one. Cancelling it is fine."""
         lines, self._cursor = await self._ring.follow(self._cursor)
