@@ -8,7 +8,6 @@ from typing import Any
 
 from twisted.internet.defer import ensureDeferred
 from twisted.internet.task import LoopingCall
-from twisted.logger import Logger
 
 from drivers.interface import Driver
 from node import __version__
@@ -18,7 +17,7 @@ from node.database import Changes, Saved
 from node.errors import CoreFailed, NodeError, UnknownName, Unsupported, shown
 from node.feeds import ChunkFeed, UserFeed
 from node.keepalive import KeepAlive
-from node.logs import LogRing
+from node.logs import Logger, LogRing
 from node.runner import Runner
 from node.store import Store
 from node.system import SystemStats

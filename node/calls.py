@@ -8,11 +8,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError, Message
-from twisted.logger import Logger
 
 from node.auth import Dialect
 from node.errors import Internal, InvalidRequest, NodeError, Unsupported
-from node.logs import LogRing
+from node.logs import Logger, LogRing
 from node.methods import Method
 
 

@@ -15,7 +15,6 @@ from klein.resource import KleinResource
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IPushProducer
 from twisted.internet.task import deferLater
-from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.resource import IResource
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
@@ -24,6 +23,7 @@ from zope.interface import implementer
 from node.auth import Dialect
 from node.calls import Calls, LogReader, Reply
 from node.errors import Internal, InvalidRequest, NodeError, UnknownPath, WrongMediaType, WrongVerb
+from node.logs import Logger
 from node.methods import METHODS, Kind, Method
 from node.site import Request
 

@@ -9,14 +9,13 @@ from typing import Any, TypeVar
 from twisted.internet.defer import CancelledError, ensureDeferred
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import deferLater
-from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from drivers.interface import Driver, Exit, Generation
 from node.control import Settled
 from node.errors import Aborted, CoreFailed, InvalidConfig, NodeError, PortTaken, ShuttingDown
 from node.farewell import Farewell
-from node.logs import LogRing
+from node.logs import Logger, LogRing
 from node.members import Accepted, Held, Members, no_users
 from node.record import Record
 from node.restart import Backoff

@@ -10,7 +10,8 @@ import psutil
 from twisted.application.service import Service
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import LoopingCall
-from twisted.logger import Logger
+
+from node.logs import Logger
 
 _LOOPBACK = "lo"  # Linux calls it so in every network namespace
 

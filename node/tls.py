@@ -24,8 +24,9 @@ from cryptography.hazmat.primitives.serialization import (
 from OpenSSL import SSL
 from twisted.application.internet import TimerService
 from twisted.internet.interfaces import IOpenSSLServerConnectionCreator, IReactorTime
-from twisted.logger import Logger
 from zope.interface import implementer
+
+from node.logs import Logger
 
 _HTTP_1_1 = b"http/1.1"
 _CURVES = ("secp256r1", "secp384r1", "secp521r1")  # gRPC's TLS library takes no others (run)

@@ -8,12 +8,12 @@ from typing import Any
 
 from twisted.internet.defer import DeferredLock
 from twisted.internet.task import LoopingCall, deferLater
-from twisted.logger import Logger
 
 from drivers.interface import Generation
 from node.control import lasting
 from node.errors import InvalidRequest, NodeError, UnknownName, Unsupported, shown
 from node.ledger import DIRECTIONS, Ledger, Reading, Row, Scope, Taken
+from node.logs import Logger
 from node.store import Store
 from protos import service_pb2
 from protos.service_pb2 import StatRequest, StatResponse

@@ -260,6 +260,11 @@ def test_who_reads_the_environment() -> None:
     ]
 
 
+def test_who_logs() -> None:
+    """Every log is written by the logger that makes texts of others printable."""
+    assert who_imports("twisted.logger", "logging") == {"node.logs"}
+
+
 def test_who_crosses_threads() -> None:
     """Only the bridge hands work to another thread's loop; beside it stand the reactor's pool and a signal handler."""
     assert who_uses(attribute("call_soon_threadsafe", "run_coroutine_threadsafe")) == {"node.aio"}

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from twisted.internet.task import deferLater
-from twisted.logger import Logger
 
 from drivers import json_text, process, starting
 from drivers.interface import End, Host
@@ -19,6 +18,7 @@ from drivers.sing_box.api import Api
 from drivers.sing_box.executable import ENVIRONMENT, Executable, Installation
 from drivers.sing_box.generation import SingBoxGeneration
 from node.errors import CoreFailed, InvalidConfig, PortTaken
+from node.logs import Logger
 from node.users import Accounts, Change, Refusal, apply
 
 # Seconds that a new run may take to come up while users change, and between two tries to get its ports.
