@@ -24,12 +24,12 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import ProcessExitedAlready
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.protocol import ProcessProtocol
-from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from drivers import leash
 from drivers.interface import Exit
 from node.errors import CoreFailed
+from node.logs import Logger
 
 # In the environment of every process that we spawn, with `mark` of the owner's directory: how the sweep finds them.
 MARK = "TXNODE_OWNER"

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 # Before any import of grpc: its fork handlers would kill what Twisted spawns while gRPC's threads run.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+# Else it tells of every handshake that a stranger breaks off, and of headers that it cannot read.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred

@@ -17,7 +17,7 @@ from node.database import Changes, Saved
 from node.errors import CoreFailed, NodeError, UnknownName, Unsupported, shown
 from node.feeds import ChunkFeed, UserFeed
 from node.keepalive import KeepAlive
-from node.logs import LogRing
+from node.logs import Logger, LogRing
 from node.periodic import Periodic, Warns
 from node.runner import Runner
 from node.store import Store

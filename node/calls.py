@@ -8,11 +8,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError, Message
-from twisted.logger import Logger
 
 from node.auth import Dialect
 from node.errors import Internal, InvalidRequest, NodeError, Unsupported
-from node.logs import LogRing
+from node.logs import Logger, LogRing
 from node.methods import Method
 
 
@@ -177,6 +176,11 @@ class LogReader:
     def __init__(self, ring: LogRing) -> None:
         self._ring = ring
         self._cursor = ring.tail()
+
+    @property
+    def behind(self) -> bool:
+        """`next` will not have to wait."""
+        return self._ring.has(self._cursor)
 
     async def next(self) -> list[str]:
         """The next lines, at least one. Cancelling it is fine."""

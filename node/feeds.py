@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from twisted.internet.defer import Deferred, DeferredSemaphore, ensureDeferred, gatherResults
-from twisted.logger import Logger
 
 from node.errors import Internal, InvalidRequest, NodeError, TooLarge, shown
+from node.logs import Logger
 from node.members import raise_refused
 from node.methods import MAX_BODY
 from node.runner import Runner

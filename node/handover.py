@@ -17,10 +17,11 @@ from typing import Any
 
 from twisted.internet.error import ConnectionAborted
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
-from twisted.logger import Logger
 from twisted.protocols.policies import ProtocolWrapper
 from twisted.protocols.tls import BufferingTLSTransport
 from twisted.python.failure import Failure
+
+from node.logs import Logger
 
 # Seconds between two looks at a connection: the first, and the longest.
 FIRST_LOOK = 0.001

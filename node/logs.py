@@ -1,15 +1,18 @@
-"""One ring of log lines for all readers. Each line has a number; each reader keeps a cursor of its own and pulls.
+"""Lines for people: the one ring of the core's and the node's own for all readers, and how texts of others enter a log.
 
-A reader that is too slow loses its oldest lines and is told how many; nobody else notices, and the core never waits.
+Each line of the ring has a number; each reader keeps a cursor of its own and pulls. One that is too slow loses its
+oldest lines and is told how many; nobody else notices, and the core never waits.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import re
+from bisect import bisect_right
 from collections.abc import Iterable
-from itertools import islice
-from typing import Protocol
+from itertools import accumulate
+from typing import Any, Protocol
 
+import twisted.logger
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
@@ -19,10 +22,42 @@ REPLAY = 200
 COALESCE = 0.05
 # The ring holds at most this many characters, however long its lines are.
 MAX_CHARACTERS = 16 * 1024 * 1024
+# One read brings at most so many lines, and at most so many characters unless the first line has more.
+READ_LINES = 1000
+READ_CHARACTERS = 256 * 1024
+# Characters of an event, and of what stands in a line of the log.
+MAX_TEXT = 4096
 
 NODE_MARK = "[node] "
 # Follows the number of lines that a reader has lost.
 TOO_SLOW = " lines were dropped: this reader is too slow"
+# What a core's line begins with that would look like one of the node's.
+CORE_MARK = "[core] "
+
+# What moves the cursor, turns the direction of writing, or cannot be seen: whatever Python itself would not print but
+# spaces and characters that it does not know yet. A tab may stay.
+_CONTROLS = {code: repr(chr(code))[1:-1] for code in (*range(9), *range(10, 32), 127)}
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0a-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
+    "\U000e0000-\U000e007f]"
+)
+
+
+def printable(text: str) -> str:
+    """The text on one line, and nothing in it that does something to those who look at it."""
+    if text.isascii():  # by far the quickest
+        return text.translate(_CONTROLS)
+    return text if text.isprintable() else _UNSEEN.sub(lambda match: repr(match[0])[1:-1], text)
+
+
+class Logger(twisted.logger.Logger):
+    """Twisted's. Texts in fields may be of others: they are made printable, and cut."""
+
+    def emit(self, level: twisted.logger.LogLevel, format: str | None = None, **fields: Any) -> None:
+        for name, value in fields.items():
+            if isinstance(value, str):
+                fields[name] = printable(value[:MAX_TEXT])
+        super().emit(level, format, **fields)
 
 
 class Log(Protocol):
@@ -37,44 +72,51 @@ class LogRing:
     def __init__(self, reactor: IReactorTime, size: int) -> None:
         self._reactor = reactor
         self._size = size
-        self._lines: deque[str] = deque()
-        self._characters = 0
+        # Line number n is at n modulo size.
+        self._lines: list[str] = []
+        self._first = 0
         self._next = 0
+        self._characters = 0
         self._waiting: list[Deferred[None]] = []
         self._wake_due = False
 
     def extend(self, lines: Iterable[str]) -> None:
-        """Add lines. The oldest are dropped beyond the size."""
-        for line in lines:
-            self._lines.append(line)
-            self._characters += len(line)
-            self._next += 1
-        while len(self._lines) > self._size or self._characters > MAX_CHARACTERS:
-            self._characters -= len(self._lines.popleft())
-        if self._waiting and not self._wake_due:
-            self._wake_due = True
-            self._reactor.callLater(COALESCE, self._wake)
+        """Add lines of a core. None of them looks like one of the node's own."""
+        for line in map(printable, lines):
+            self._add(CORE_MARK + line if line.lstrip().startswith(NODE_MARK.rstrip()) else line)
+        self._added()
 
     def event(self, text: str) -> None:
-        """Add an event of the node's own, marked as such."""
-        self.extend([NODE_MARK + line for line in text.splitlines()])
+        """Add an event of the node's own, marked as such. What a core said in it may have several lines."""
+        for number, line in enumerate(text[:MAX_TEXT].split("\n")):
+            self._add(NODE_MARK + ("| " if number else "") + printable(line))
+        self._added()
 
     def tail(self) -> int:
         """The cursor at which a new reader begins."""
-        return self._next - min(len(self._lines), REPLAY)
+        return max(self._first, self._next - REPLAY)
+
+    def has(self, cursor: int) -> bool:
+        """There are lines from this cursor on."""
+        return cursor < self._next
 
     def read(self, cursor: int) -> tuple[list[str], int]:
-        """The lines from `cursor` on and the next cursor; first, if lines are gone, one that says how many."""
-        first = self._next - len(self._lines)
-        lost = max(0, first - cursor)
-        lines = list(islice(self._lines, max(0, cursor - first), None))
-        if lost:
-            lines.insert(0, f"{NODE_MARK}{lost}{TOO_SLOW}")
-        return lines, self._next
+        """Some lines from `cursor` on and the next cursor; first, if lines are gone, one that says how many."""
+        begin = max(self._first, cursor)
+        at = begin % self._size
+        count = min(READ_LINES, self._next - begin)
+        lines = self._lines[at : at + count]
+        lines += self._lines[: count - len(lines)]
+        lengths = list(accumulate(map(len, lines)))
+        del lines[max(1, bisect_right(lengths, READ_CHARACTERS)) :]
+        end = begin + len(lines)
+        if begin > cursor:
+            lines.insert(0, f"{NODE_MARK}{begin - cursor}{TOO_SLOW}")
+        return lines, end
 
     async def follow(self, cursor: int) -> tuple[list[str], int]:
         """Like `read`, but waits until there is at least one line. Cancelling it is fine."""
-        while cursor >= self._next:
+        while not self.has(cursor):
             waiter: Deferred[None] = Deferred()
             self._waiting.append(waiter)
             try:
@@ -89,3 +131,27 @@ class LogRing:
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
             waiter.callback(None)
+
+    def _add(self, line: str) -> None:
+        if self._next - self._first == self._size:
+            self._drop()
+        if len(self._lines) < self._size:
+            self._lines.append(line)
+        else:
+            self._lines[self._next % self._size] = line
+        self._next += 1
+        self._characters += len(line)
+        while self._characters > MAX_CHARACTERS:
+            self._drop()
+
+    def _drop(self) -> None:
+        at = self._first % self._size
+        self._characters -= len(self._lines[at])
+        self._lines[at] = ""
+        self._first += 1
+
+    def _added(self) -> None:
+        """Readers are woken soon, all together."""
+        if self._waiting and not self._wake_due:
+            self._wake_due = True
+            self._reactor.callLater(COALESCE, self._wake)

@@ -13,14 +13,13 @@ from typing import Any
 from twisted.internet.defer import Deferred, TimeoutError, ensureDeferred
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
-from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from drivers.interface import Driver, Generation
 from node.control import Control, Settled
 from node.database import Changes
 from node.errors import Aborted, CoreFailed, NodeError, NotInitialized, NotStarted, UsersRefused
-from node.logs import LogRing
+from node.logs import Logger, LogRing
 from node.memory import Memory
 from node.reconcile import Pairs, Reconciler
 from node.record import Record, Recorder

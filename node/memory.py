@@ -13,7 +13,8 @@ from typing import Any
 
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.threads import deferToThreadPool
-from twisted.logger import Logger
+
+from node.logs import Logger
 
 # malloc.h: from how many heaps threads are served. They take turns in Python anyway.
 _M_ARENA_MAX = -8

@@ -7,7 +7,8 @@ from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
 from twisted.internet.interfaces import IReactorTime
-from twisted.logger import Logger
+
+from node.logs import Logger
 
 # A lack of places is worth one line, and another only after this many seconds without one.
 _QUIET = 60.0

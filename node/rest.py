@@ -14,7 +14,7 @@ from klein import Klein
 from klein.resource import KleinResource
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IPushProducer
-from twisted.logger import Logger
+from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 from twisted.web.resource import IResource
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
@@ -23,14 +23,13 @@ from zope.interface import implementer
 from node.auth import Dialect
 from node.calls import Calls, LogReader, Reply
 from node.errors import Internal, InvalidRequest, NodeError, UnknownPath, WrongMediaType, WrongVerb
+from node.logs import Logger
 from node.methods import METHODS, Kind, Method
 from node.site import Request
 
 MEDIA_TYPE = "application/x-protobuf"
 # Seconds without a line after which a log stream carries a comment, so that nothing on the way thinks it dead.
 HEARTBEAT = 15.0
-
-_ONE_LINE = str.maketrans("\r\n", "  ")
 
 Work = Callable[[Calls, Method, Request], Coroutine[Deferred[object], object, bytes]]
 
@@ -186,6 +185,9 @@ class LogStream:
             while True:
                 await self._writable()
                 self._write(await self._reader.next())
+                if self._reader.behind:
+                    # Else nobody else would have a turn, the transport least of all, which tells when it is full.
+                    await deferLater(self._request.site.reactor, 0)
         finally:
             self._end()
 
@@ -211,7 +213,7 @@ class LogStream:
             self._heartbeat.reset(HEARTBEAT)
 
     def _framed(self, line: str) -> bytes:
-        text = line.translate(_ONE_LINE).encode("utf-8", "replace")
+        text = line.encode("utf-8", "replace")
         return b"data: %b\n\n" % text if self._sse else text + b"\n"
 
     def _beat(self) -> None:

@@ -20,7 +20,8 @@ from grpc_reflection.v1alpha import reflection
 
 from node.auth import Authenticator, dialect
 from node.calls import Calls, LogReader, OpenFeed, Reply, settles
-from node.errors import NodeError, Unauthenticated
+from node.errors import Internal, NodeError, Unauthenticated
+from node.logs import Logger
 from node.methods import MAX_BODY, METHODS, SERVICE, Kind, Method
 from node.serving import Serving
 from protos.service_pb2 import Log
@@ -54,6 +55,8 @@ _OPTIONS = [
 # grpc.aio.ServicerContext; grpcio has no types.
 Context: TypeAlias = Any
 T = TypeVar("T")
+
+_logger = Logger()
 
 
 class RpcServer:
@@ -231,8 +234,12 @@ async def _answered(work: Awaitable[T], context: Context) -> T:
     try:
         return await work
     except NodeError as fault:
-        await context.abort(grpc.StatusCode[fault.grpc], fault.text)
-        raise
+        error = fault
+    except Exception as fault:  # noqa: BLE001 - gRPC would keep it to itself
+        _logger.failure("gRPC failed outside any operation")
+        error = Internal(f"internal error: {type(fault).__name__}; the node's log has more")
+    await context.abort(grpc.StatusCode[error.grpc], error.text)
+    raise error
 
 
 def _credentials(metadata: Iterable[tuple[str, str | bytes]]) -> tuple[list[str], list[str]]:

@@ -17,7 +17,7 @@ from drivers.interface import Driver, Exit, Generation
 from node.control import Settled
 from node.errors import CoreFailed, InvalidConfig, NodeError, PortTaken, ShuttingDown
 from node.farewell import Farewell
-from node.logs import LogRing
+from node.logs import Logger, LogRing
 from node.members import Accepted, Held, Members, no_users
 from node.record import Record
 from node.restart import Backoff

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from twisted.logger import Logger
+from node.logs import Logger
 
 # Seconds before each attempt to have the port again, first and longest. gRPC closes it in some milliseconds.
 FIRST_PAUSE = 0.02

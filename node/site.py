@@ -15,7 +15,6 @@ from io import BytesIO
 from typing import Any
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime, ITCPTransport
-from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web import http, server
 from twisted.web.http_headers import Headers
@@ -24,6 +23,7 @@ from twisted.web.resource import IResource
 from node.auth import Authenticator, Dialect, dialect
 from node.errors import Internal, InvalidRequest, NodeError, RequestTimeout, TooLarge
 from node.handover import Handovers, queued, tcp
+from node.logs import Logger
 from node.methods import MAX_BODY
 from node.places import Places
 

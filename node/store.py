@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.threads import deferToThreadPool
-from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
 from node.control import Signal
 from node.database import Changes, Damaged, Database, Saved, Unwritable
 from node.ledger import Row
+from node.logs import Logger
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from twisted.application.service import Service
 from twisted.internet.interfaces import IReactorTime
-from twisted.logger import Logger
 
+from node.logs import Logger
 from node.periodic import Periodic
 
 _PATIENCE = 1.0  # seconds; systemd's queue is full only when the machine is in trouble

@@ -14,7 +14,6 @@ from typing import Any
 from twisted.application.service import IService, Service
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.error import CannotListenError
-from twisted.logger import Logger
 from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
 
@@ -25,7 +24,7 @@ from node.aio import Aio
 from node.auth import Authenticator
 from node.backend import Backend, Policy
 from node.calls import Calls
-from node.logs import LogRing
+from node.logs import Logger, LogRing
 from node.rest import make_app
 from node.rpc import RpcServer
 from node.settings import SETTINGS, BadSettings, Settings, load

@@ -24,9 +24,9 @@ from cryptography.hazmat.primitives.serialization import (
 from OpenSSL import SSL
 from twisted.application.service import Service
 from twisted.internet.interfaces import IOpenSSLServerConnectionCreator, IReactorTime
-from twisted.logger import Logger
 from zope.interface import implementer
 
+from node.logs import Logger
 from node.periodic import Periodic
 
 _HTTP_1_1 = b"http/1.1"

@@ -14,6 +14,7 @@ from drivers.interface import Generation
 from node.control import lasting
 from node.errors import InvalidRequest, NodeError, UnknownName, Unsupported, shown
 from node.ledger import DIRECTIONS, Ledger, Reading, Row, Scope, Taken
+from node.logs import Logger
 from node.periodic import Periodic
 from node.store import Store
 from protos import service_pb2

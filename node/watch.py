@@ -8,11 +8,11 @@ from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.task import deferLater
-from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from drivers.interface import Exit, Generation
 from node.errors import NodeError
+from node.logs import Logger
 from node.periodic import Periodic
 
 # Seconds between two questions, and how long an answer may take; a core that needs longer is treated as gone.

@@ -386,6 +386,23 @@ class GrpcTests(HandoverCase):
         await self.aio.run(self.server.start("127.0.0.1", self.port, self.certificates.grpc_credentials))
         self.addCleanup(lambda: self.aio.run(self.server.stop()))
 
+    async def test_a_fault_of_the_node(self) -> None:
+        """A fault is INTERNAL without its text, which may hold secrets, and is in the log with its traceback."""
+        self.backend.error = RuntimeError("secret")
+
+        def call() -> grpc.RpcError:
+            with grpc.secure_channel(
+                f"localhost:{self.port}", grpc.ssl_channel_credentials(self.pem.encode())
+            ) as channel:
+                feed = channel.stream_unary(f"/{SERVICE.full_name}/SyncUser")
+                with pytest.raises(grpc.RpcError) as refused:
+                    feed(iter([b""]), metadata=[("x-api-key", KEY)], timeout=10)
+                return refused.value
+
+        refused = await deferToThread(call)
+        self.assertEqual((refused.code().name, "secret" in refused.details()), ("INTERNAL", False))
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+
     async def ask(self, reply: StatResponse, window: int = 65_535, deadline: str = "60S") -> GrpcWire:
         self.backend.reply = reply
         wire: GrpcWire = await deferToThread(GrpcWire, self.port, self.pem, window)

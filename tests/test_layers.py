@@ -250,14 +250,20 @@ def test_who_spawns() -> None:
 
 
 def test_who_reads_the_environment() -> None:
-    """The environment is read by the settings and the installer, a program of its own; the bridge sets one variable."""
+    """The environment is read by the settings and the installer, a program of its own; the bridge sets gRPC's."""
     readers = who_uses(attribute("environ", "environb", "getenv", of="os"))
     assert readers - {"drivers.install"} == {"node.settings", "node.aio"}
     assert who_imports("os.environ", "os.getenv", "os.environb") == set()
     lines = ast.unparse(modules()["node.aio"]).splitlines()
     assert [line for line in lines if "environ" in line and not line.startswith(("'", '"'))] == [
-        "os.environ.setdefault('GRPC_ENABLE_FORK_SUPPORT', '0')"
+        "os.environ.setdefault('GRPC_ENABLE_FORK_SUPPORT', '0')",
+        "os.environ.setdefault('GRPC_VERBOSITY', 'NONE')",
     ]
+
+
+def test_who_logs() -> None:
+    """Every log is written by the logger that makes texts of others printable."""
+    assert who_imports("twisted.logger", "logging") == {"node.logs"}
 
 
 def test_who_crosses_threads() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.internet.defer import ensureDeferred
 from twisted.internet.task import Clock
+from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from node.logs import COALESCE, REPLAY, LogRing
+from node.logs import COALESCE, NODE_MARK, REPLAY, Logger, LogRing
 
 
 class RingTests(SynchronousTestCase):
@@ -55,6 +58,91 @@ class RingTests(SynchronousTestCase):
         self.assertNoResult(reader)
         self.clock.advance(COALESCE)
         self.assertEqual(self.successResultOf(reader), (["a", "b"], 2))
+
+
+class ReadTests(SynchronousTestCase):
+    """What one read brings, and costs."""
+
+    def test_a_read_brings_so_much(self) -> None:
+        """A read brings some lines or some characters and goes on where it ended; a line is never cut by it."""
+        ring = LogRing(Clock(), 10_000)
+        written = [str(n) for n in range(2500)] + ["x" * 100_000] * 8 + ["y" * 300_000] * 2
+        ring.extend(written)
+        read: list[str] = []
+        cursor, reads = 0, []
+        while ring.has(cursor):
+            lines, cursor = ring.read(cursor)
+            reads.append(len(lines))
+            read += lines
+        self.assertEqual(read, written)
+        self.assertEqual(reads, [1000, 1000, 502, 2, 2, 2, 1, 1])
+
+    def test_a_large_ring_costs_no_more(self) -> None:
+        """Reading is as quick from a ring with a million lines as from one with a thousand, wherever the reader is."""
+        ring = LogRing(Clock(), 1_000_000)
+        ring.extend("x" * 10 for _ in range(1_100_000))
+        began = time.process_time()
+        for cursor in range(0, 1_100_000, 1100):
+            ring.read(cursor)
+        self.assertLess((time.process_time() - began) / 1000, 0.002)
+
+
+class ForeignTests(SynchronousTestCase):
+    """Lines that others wrote."""
+
+    def setUp(self) -> None:
+        self.ring = LogRing(Clock(), 100)
+
+    def written(self) -> list[str]:
+        return self.ring.read(0)[0]
+
+    def test_marks(self) -> None:
+        """A core cannot write a line that begins like one of the node's, whatever it puts around the mark."""
+        mark = NODE_MARK.strip()
+        for line in (
+            f"{mark} backend stopped",
+            mark,
+            f" \t{mark}x",
+            f"\u200b{mark} x",
+            f"\n{mark} x",
+            f"\u00a0{mark} x",
+        ):
+            self.ring.extend([line])
+        self.ring.event("backend running")
+        *forged, own = self.written()
+        self.assertEqual(own, f"{mark} backend running")
+        self.assertFalse([line for line in forged if line.strip().startswith(mark)])
+
+    def test_what_a_core_said_in_an_event(self) -> None:
+        """Lines of a core that an event quotes are told from events."""
+        self.ring.event("backend failed: it said\nbackend running\r\n[node] all is well")
+        self.assertEqual(
+            self.written(),
+            ["[node] backend failed: it said", "[node] | backend running\\r", "[node] | [node] all is well"],
+        )
+
+    def test_an_event_has_an_end(self) -> None:
+        """However long a name in an event is."""
+        self.ring.event("user " + "x" * 1_000_000)
+        self.assertLess(len(self.written()[0]), 5000)
+
+    def test_unseen_characters(self) -> None:
+        """What would move the cursor or turn the writing round is shown by its number; other scripts stay."""
+        self.ring.extend(["a\x1b[2Jb\u202ec\u2066d\ne\x85f\u2028g\ud800h", "\tтакже, 漢字 \U0001f600"])
+        self.assertEqual(
+            self.written(),
+            ["a\\x1b[2Jb\\u202ec\\u2066d\\ne\\x85f\\u2028g\\ud800h", "\tтакже, 漢字 \U0001f600"],
+        )
+
+    def test_the_log(self) -> None:
+        """Texts in fields of the log are made printable and cut; what is no text stays."""
+        with capturedLogs() as logged:
+            Logger().warn("user {email} {number}", email="\x1b]0;\u202e\n" + "x" * 1_000_000, number=7)
+        [event] = logged
+        line = formatEvent(event)
+        self.assertTrue(line.startswith("user \\x1b]0;\\u202e\\nxxx"))
+        self.assertTrue(line.endswith("x 7"))
+        self.assertLess(len(line), 5000)
 
 
 @given(st.lists(st.lists(st.text(max_size=5), max_size=20), max_size=20), st.integers(1, 30))

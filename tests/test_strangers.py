@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+from contextlib import suppress
 from pathlib import Path
 
 from protos.service_pb2 import Empty
@@ -11,9 +13,9 @@ from tests.harness import certs
 from tests.harness.controller import RestController, RpcController
 from tests.harness.node import NodeProcess
 from tests.harness.rpc import Rpc
-from tests.harness.strangers import call, knocking, lingering
+from tests.harness.strangers import blind, call, knocking, lingering
 from tests.harness.wait import until
-from tests.test_transport import der, served
+from tests.test_transport import all_of, connected, der, served
 
 
 def test_knocking_while_the_certificate_is_renewed(tmp_path: Path) -> None:
@@ -65,3 +67,22 @@ def test_silent_and_slow_ones_go(tmp_path: Path) -> None:
         assert RestController(node).info().version
         with Rpc(node) as late:
             assert late.GetBaseInfo(Empty()).version
+
+
+def test_strangers_write_nothing(own_node: NodeProcess) -> None:
+    """Whatever strangers send to either port, there is not one line about it in the log."""
+    RestController(own_node).info()
+    until(lambda: any("is ready" in line for line in own_node.lines), what="the node has said all")
+    before = list(own_node.lines)
+    for port in (own_node.rest_port, own_node.grpc_port):
+        for text in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\xff\xff", os.urandom(100)):
+            with socket.create_connection((own_node.host, port), 5) as plain:
+                plain.sendall(text)
+        for text in (b"GET /info HTTP/1.1\r\nx-api-key: no\r\n\r\n", b"\xff\r\n\r\n"):
+            with connected(port, blind()) as secure, suppress(ConnectionResetError):
+                secure.sendall(text)
+                all_of(secure)
+    for headers in ((), ((b"grpc-timeout", b"x"),), ((b"grpc-encoding", b"\xff"),), ((b"x-api-key", b"\xff"),)):
+        call(own_node.grpc_port, b"/service.NodeService/Stop", *headers)
+    assert RpcController(own_node).info().version
+    assert own_node.lines == before

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
 from twisted.internet.task import deferLater
-from twisted.logger import Logger
 
 from drivers import json_text, process, starting
 from drivers.interface import End, Host
@@ -20,6 +19,7 @@ from drivers.sing_box.api import Api
 from drivers.sing_box.executable import ENVIRONMENT, Executable, Installation
 from drivers.sing_box.generation import SingBoxGeneration
 from node.errors import CoreFailed, InvalidConfig, NodeError, PortTaken
+from node.logs import Logger
 from node.users import Accounts, Change, Refusal, apply
 
 # Seconds that a new run may take to come up while users change, and between two tries to get its ports.

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.threads import deferToThreadPool
-from twisted.logger import Logger
 
 from drivers.api import ApiFailed
 from drivers.interface import Exit, Host
@@ -20,6 +19,7 @@ from drivers.sing_box.live import LiveFailed, LiveUsers
 from drivers.sockets import Unreachable, deafen, run_dry
 from node.errors import CoreFailed
 from node.ledger import Reading, Scope
+from node.logs import Logger
 from node.users import Accounts, Change, Refusal, apply, key_of
 from protos.service_pb2 import BackendStatsResponse
 

@@ -14,7 +14,6 @@ from twisted.internet.defer import ensureDeferred
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
-from twisted.logger import Logger
 
 from drivers import sockets
 from drivers.diag import connected
@@ -22,6 +21,7 @@ from drivers.sockets import Endpoint, Ports, Seen, Unreachable
 from drivers.xray.access import Accepted, Endpoints, parse
 from drivers.xray.doors import Door
 from drivers.xray.suspects import Pair, Suspects
+from node.logs import Logger
 from node.users import key_of
 
 # The tag where the core's line has none: its outbound has no tag.

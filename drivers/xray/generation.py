@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from twisted.internet.defer import Deferred
-from twisted.logger import Logger
 
 from drivers.api import ApiFailed
 from drivers.interface import Exit, Host
@@ -21,6 +20,7 @@ from drivers.xray.executable import Files
 from drivers.xray.users import Applied, Users
 from node.errors import CoreFailed, Unsupported
 from node.ledger import DIRECTIONS, Reading, Scope, counter_name
+from node.logs import Logger
 from node.users import Accounts, Change
 from protos.service_pb2 import BackendStatsResponse
 

@@ -100,14 +100,14 @@ def blind() -> ssl.SSLContext:
     return context
 
 
-def call(port: int, path: bytes) -> None:
-    """One call over gRPC without a key, of any path, and what comes back of it to its end."""
+def call(port: int, path: bytes, *more: tuple[bytes, bytes]) -> None:
+    """One call over gRPC without a key, of any path and with any headers, and what comes back of it to its end."""
     configuration = H2Configuration(header_encoding=None, validate_outbound_headers=False)
     connection = H2Connection(configuration)
     connection.initiate_connection()
     names = (b":method", b":scheme", b":path", b":authority", b"te", b"content-type")
     values = (b"POST", b"https", path, b"node", b"trailers", b"application/grpc")
-    connection.send_headers(1, list(zip(names, values, strict=True)), end_stream=True)
+    connection.send_headers(1, [*zip(names, values, strict=True), *more], end_stream=True)
     with socket.create_connection(("127.0.0.1", port), 5) as raw, blind().wrap_socket(raw) as link:
         link.sendall(connection.data_to_send())
         # h2 takes nothing more once the node has said that the connection will end.
