@@ -196,7 +196,6 @@ class IdenticalStarts(RunnerTests):
         self.successResultOf(self.start("a", BOB))
         self.assertEqual(self.accounts(), {"bob": b"two"})
 
-
     def test_the_core_dies_meanwhile(self) -> None:
         """A core that dies while the users of an identical Start are built is run again, in a panel's grace, too."""
         pool = self.slow_pool()
@@ -1078,8 +1077,13 @@ class Records(RunnerTests):
 
 
 class Resumes(RunnerTests):
+    def setUp(self) -> None:
+        super().setUp()
+        self.resumed: list[str] = []
+
     def resume(self, config: str = "a", *users: User) -> Deferred[None]:
-        return ensureDeferred(self.runner.resume(self.driver, Backend(config=config, users=users)))
+        request = Backend(config=config, users=users)
+        return ensureDeferred(self.runner.resume(self.driver, request, lambda: self.resumed.append(config)))
 
     def test_it_runs_again(self) -> None:
         """With its users; an equal Start joins it."""
@@ -1099,6 +1103,7 @@ class Resumes(RunnerTests):
         self.failureResultOf(self.sync_users(BOB), CoreFailed)
         self.pass_time(4)
         self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one"}))
+        self.assertEqual(self.resumed, ["a"])
 
     def test_users_wait_for_it(self) -> None:
         """Changes of users wait until it runs, or fails: who is removed meanwhile does not come back later."""
@@ -1149,7 +1154,7 @@ class Resumes(RunnerTests):
             self.successResultOf(act())
             before = len(self.driver.cores)
             self.pass_time(100)
-            self.assertEqual(len(self.driver.cores), before)
+            self.assertEqual((len(self.driver.cores), self.resumed), (before, []))
             self.stopped()
 
 
