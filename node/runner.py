@@ -55,7 +55,6 @@ class Runner(Members):
     async def start(self, driver: Driver, request: Backend) -> None:
         """Run a backend. One that runs and means the same goes on, with these users; nobody notices."""
 
-
         async def work(settled: Settled) -> None:
             await self._start(driver, request, settled)
             self._require_out()
