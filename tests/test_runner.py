@@ -1360,7 +1360,7 @@ class Answer:
     """How a call was answered, if it was. What comes when the node is dead (`late`) reaches nobody."""
 
     good = late = False
-    fault: Exception | None = None
+    fault: BaseException | None = None
 
     def success(self, _: object) -> None:
         self.good = not self.late

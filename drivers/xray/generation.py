@@ -51,6 +51,8 @@ class XrayGeneration:
         self._connections = connections
         # Who is being let in: the core may have him before we hear of it.
         self._entering: set[Pair] = set()
+        # Inbounds with calls that failed: they may have been done, or be done late.
+        self._doubtful: set[str] = set()
         connections.begin(process.pid, self._is_in)
         process.when_exited().addCallback(lambda _: connections.stop())
 
@@ -115,13 +117,14 @@ class XrayGeneration:
             raise CoreFailed(f"the core did not list its users: {fault}") from fault
 
     async def _audit(self, tag: str, accounts: Accounts) -> int:
-        """Count first, and list only where the count differs."""
+        """Count first, and list only where the count differs, or may be the same by chance."""
         before = dict(accounts)
-        if await self._host.aio.run(self._api.count_users(tag)) == len(accounts):
+        if await self._host.aio.run(self._api.count_users(tag)) == len(accounts) and tag not in self._doubtful:
             return 0
         real = {key_of(user.email): user for user in await self._host.aio.run(self._api.list_users(tag))}
         if accounts != before:
             return 0  # users changed meanwhile: the next look tells
+        self._doubtful.discard(tag)
         missing = accounts.keys() - real.keys()
         for key in missing:
             del accounts[key]
@@ -207,6 +210,7 @@ class XrayGeneration:
         for operation, fault in zip(operations, results, strict=True):
             accounts = self.accounts[operation.tag]
             if fault is not None:
+                self._doubtful.add(operation.tag)
                 refused.append(Refusal(operation.email, f"{operation.tag}: {fault}"))
             elif operation.packed is None:
                 accounts.pop(key_of(operation.email), None)
