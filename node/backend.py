@@ -14,7 +14,7 @@ from node import __version__
 from node.auth import Dialect
 from node.calls import Call
 from node.database import Changes, Saved
-from node.errors import CoreFailed, NodeError, UnknownName, Unsupported, shown
+from node.errors import CoreFailed, UnknownName, Unsupported, shown
 from node.feeds import ChunkFeed, UserFeed
 from node.keepalive import KeepAlive
 from node.logs import Logger, LogRing
@@ -66,6 +66,8 @@ class Backend:
         self._traffic = Traffic(reactor, lambda: self._runner.counting, self._is_user, store, policy.poll)
         self._runner = Runner(reactor, ring, store, self._traffic.read)
         self._keep_alive = KeepAlive(reactor, self._expired)
+        # Starts under way: while there are any nothing expires.
+        self._starts = 0
         self._noting = Periodic("noting what is left of keep-alive", self._note_keep_alive, policy.poll, reactor)
         self._telling: tuple[Warns, ...] = (store, self._traffic, self._runner, self._noting, system, *others)
         store.everything = self._everything
@@ -97,16 +99,14 @@ class Backend:
         driver = self._drivers.get(request.type)
         if driver is None:
             raise Unsupported(f"this node has no core of type {type_name(request.type)}")
-        before, left = self._keep_alive.seconds, self._keep_alive.left
-        # The one before must not expire while its successor comes up.
+        # What runs must not expire while its successor comes up.
         self._keep_alive.stop()
+        self._starts += 1
         try:
             await self._runner.start(driver, request)
-        except NodeError:
-            if not self._keep_alive.seconds and self._runner.generations:
-                self._keep_alive.set(before, left)
-            raise
-        self._keep_alive.set(request.keep_alive)
+        finally:
+            self._starts -= 1
+            self._watch_controller()
         return await self._info()
 
     async def stop(self, _: Empty, call: Call) -> Empty:
@@ -196,9 +196,12 @@ class Backend:
         if driver is None:
             self.log.error("a {type} ran when the node ended: this node has none", type=type_name(request.type))
             return
-        await self._runner.resume(driver, request)
-        if self._runner.accepted is not None and not self._keep_alive.seconds:
-            self._keep_alive.set(request.keep_alive, saved.left)
+        await self._runner.resume(driver, request, lambda: self._watch_controller(saved.left))
+
+    def _watch_controller(self, left: float | None = None) -> None:
+        """Whatever backend there is now has all of its keep-alive, or what is left of it."""
+        if not self._starts:
+            self._keep_alive.set(self._runner.keep_alive, left)
 
     def _everything(self) -> Changes:
         """All that has to outlive the node."""
@@ -216,6 +219,7 @@ class Backend:
             self._ring.event(f"{reason}; the backend goes on")
             self.log.warn("{reason}; the backend goes on, as KEEP_ALIVE_ACTION says", reason=reason)
             return
+        self._keep_alive.stop()
         ensureDeferred(self._runner.stop(reason)).addErrback(
             lambda failure: self.log.failure("the backend was not stopped after keep-alive", failure)
         )

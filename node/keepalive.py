@@ -19,14 +19,14 @@ class KeepAlive:
     @property
     def left(self) -> float | None:
         """Seconds until it expires; None where it does not run."""
-        return self._call.getTime() - self._reactor.seconds() if self._call else None
+        return max(0.0, self._call.getTime() - self._reactor.seconds()) if self._call else None
 
     def set(self, seconds: float, left: float | None = None) -> None:
         """Begin anew with so many seconds, or with what is left of them."""
         self.stop()
         self.seconds = seconds
         if seconds:
-            self._run(seconds if left is None else min(left, seconds))
+            self._run(seconds if left is None else max(0.0, min(left, seconds)))
 
     def touch(self) -> None:
         """A controller said something."""

@@ -52,6 +52,8 @@ _OPTIONS = [
     ("grpc.max_connection_idle_ms", IDLE * 1000),
 ]
 
+_PATHS = {f"/{SERVICE.full_name}/{method.name}": method for method in METHODS}
+
 # grpc.aio.ServicerContext; grpcio has no types.
 Context: TypeAlias = Any
 T = TypeVar("T")
@@ -65,7 +67,7 @@ class RpcServer:
     def __init__(self, aio: Aio, calls: Calls, authenticator: Authenticator) -> None:
         self._aio = aio
         self._serving: Serving | None = None
-        self._gate = _Gate(authenticator)
+        self._gate = _Gate(authenticator, partial(aio.call, _heard, calls))
         self._handlers = _Handlers(aio, calls)
 
     async def start(self, host: str, port: int, credentials: Callable[[], grpc.ServerCredentials]) -> None:
@@ -90,10 +92,14 @@ class RpcServer:
 
 
 class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Lets in who has the key, to every service of the server."""
+    """Lets in who has the key, to every service of the server.
 
-    def __init__(self, authenticator: Authenticator) -> None:
+    `heard` is called with each request that is none of METHODS: those are told of where they are answered.
+    """
+
+    def __init__(self, authenticator: Authenticator, heard: Callable[[], Awaitable[None]]) -> None:
         self._authenticator = authenticator
+        self._heard = heard
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -103,6 +109,8 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             self._authenticator.check(authorization, x_api_key)
         except Unauthenticated as fault:
             return grpc.stream_stream_rpc_method_handler(_refusal(fault))
+        if details.method not in _PATHS:
+            await self._heard()
         return await continuation(details)
 
 
@@ -113,7 +121,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._aio = aio
         self._calls = calls
         self._telling: set[asyncio.Future[None]] = set()
-        self._by_path = {f"/{SERVICE.full_name}/{method.name}": self._handler(method) for method in METHODS}
+        self._by_path = {path: self._handler(method) for path, method in _PATHS.items()}
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         return self._by_path.get(details.method)
@@ -174,6 +182,10 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 async def _told(settle: Callable[[bool], None], whole: bool) -> None:
     settle(whole)
+
+
+async def _heard(calls: Calls) -> None:
+    calls.touch()
 
 
 async def _reading(calls: Calls) -> LogReader:

@@ -59,12 +59,20 @@ class Runner(Members):
 
     async def start(self, driver: Driver, request: Backend) -> None:
         """Run a backend. One that runs and means the same goes on, with these users; nobody notices."""
-        await self._control.run(lambda settled: self._start(driver, request, settled), request, core=True)
+
+        async def work(settled: Settled) -> None:
+            await self._start(driver, request, settled)
+            self._require_out()
+
+        await self._control.run(work, request, core=True)
         await self.recorded()
 
-    async def resume(self, driver: Driver, request: Backend) -> None:
-        """Run what ran when the node ended. If it does not come up it is tried again as after a crash."""
-        await self._control.run(lambda settled: self._resume(driver, request, settled), core=True)
+    async def resume(self, driver: Driver, request: Backend, resumed: Callable[[], None]) -> None:
+        """Run what ran when the node ended. If it does not come up it is tried again as after a crash.
+
+        `resumed` is called when it runs, now or later; never if a controller was faster.
+        """
+        await self._control.run(lambda _: self._resume(driver, request, resumed), core=True)
 
     @property
     def keep_alive(self) -> int:
@@ -145,7 +153,6 @@ class Runner(Members):
         self._recorder.backend(self.accepted.request, self.roster, roster)
         self._install(roster, settled)
         self._tell(await self._settle_all() + refused)
-        self._require_out()
 
     async def _prepare(
         self, driver: Driver, request: Backend, fingerprint: tuple[str, str, frozenset[str]]
@@ -189,9 +196,7 @@ class Runner(Members):
         self._resuming.cancel()
         replaced, self._held = self._held.roster, None
         self._recorder.backend(wanted.request, replaced, self.roster)
-        left_out = await self._settle_all()
-        self._require_out()
-        return left_out
+        return await self._settle_all()
 
     def _require_out(self) -> None:
         """Raises if the core may still let in somebody whom the Start took out: it did not answer then."""
@@ -297,7 +302,7 @@ class Runner(Members):
 
     # Resuming
 
-    async def _resume(self, driver: Driver, request: Backend, _: Settled) -> None:
+    async def _resume(self, driver: Driver, request: Backend, resumed: Callable[[], None]) -> None:
         """Whatever changes users waits until it is known whether this runs.
 
         Taken in before, it would be forgotten with a try that fails, and the next one would bring back who was removed.
@@ -314,7 +319,11 @@ class Runner(Members):
             again = not isinstance(told, InvalidConfig)
             self._say("failed", f"not resumed: {told.text}" + ("; this is tried again" if again else ""))
             if again:
-                self._resuming.later(lambda: self._in_background(self.resume(driver, request), "it was not resumed"))
+                self._resuming.later(
+                    lambda: self._in_background(self.resume(driver, request, resumed), "it was not resumed")
+                )
+        else:
+            resumed()
 
     # Crashes
 

@@ -169,6 +169,7 @@ class Channel(http.HTTPChannel):
             self._refuse(error, limits.linger)
             return
         self.known = True
+        self.site.heard()
         self._arm(limits.body_deadline, self._late)
         if self.length is not None and self.length > limits.max_body:
             self.refuse_body()
@@ -252,7 +253,10 @@ class Channel(http.HTTPChannel):
 
 
 class Site(server.Site):
-    """Serves `resource` to those who know the key, over HTTP/1.1 alone: over HTTP/2 twisted.web's streams stall."""
+    """Serves `resource` to those who know the key, over HTTP/1.1 alone: over HTTP/2 twisted.web's streams stall.
+
+    `heard` is called with each request that carries the key, whatever becomes of it.
+    """
 
     requestFactory = Request  # noqa: N815
     protocol = Channel  # type: ignore[assignment]
@@ -264,6 +268,7 @@ class Site(server.Site):
         reactor: IReactorTime,
         limits: Limits | None = None,
         log_requests: bool = False,
+        heard: Callable[[], None] = lambda: None,
     ) -> None:
         # No timeout: the channel has its own timer.
         super().__init__(resource, reactor=reactor, timeout=None, parsePOSTFormSubmission=False)
@@ -272,6 +277,7 @@ class Site(server.Site):
         self.places: Places[Channel] = Places(reactor, self.limits.max_connections)
         self.handovers = Handovers(reactor)
         self._log_requests = log_requests
+        self.heard = heard
 
     def acceptableProtocols(self) -> list[bytes]:
         return [b"http/1.1"]

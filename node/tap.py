@@ -112,7 +112,7 @@ class NodeService(Service):
         self._calls = calls = Calls(self._backend, self._ring)
         authenticator = Authenticator(settings.api_key)
         self._rpc = RpcServer(self._aio, calls, authenticator)
-        self._site = Site(make_app(calls), authenticator, reactor, log_requests=settings.debug)
+        self._site = Site(make_app(calls), authenticator, reactor, log_requests=settings.debug, heard=calls.touch)
         self._rest_port: Any = None
 
     def startService(self) -> None:

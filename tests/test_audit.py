@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from twisted.internet import reactor
@@ -18,7 +19,7 @@ from drivers.xray.generation import XrayGeneration
 from node.aio import Aio
 from node.errors import CoreFailed
 from node.logs import LogRing
-from node.users import Roster, diff
+from node.users import Change, Roster, diff
 from tests.conftest import Place, member
 from tests.harness import certs
 from tests.harness.core import find_xray, server_config
@@ -90,6 +91,27 @@ class AuditTests(TestCase):
         for place in self.places:
             self.assertEqual(await self.names(place.tag), {person.email for person in PEOPLE}, place.tag)
         self.assertEqual(await self.core.audit(), 0)
+
+    async def test_after_a_call_that_failed(self) -> None:
+        """What ran out of time may have been done, also if as many came as went: the core's whole list tells."""
+        place = self.places[0]
+        account = self.plan.account(place.tag, member(STRANGER, place))
+        assert account
+
+        async def no_answer(_: Api, operations: Sequence[Operation]) -> list[str | None]:
+            return ["Deadline Exceeded"] * len(operations)
+
+        alter = Api.alter
+        self.patch(Api, "alter", no_answer)
+        refused = (await self.driver.apply(self.core, [Change(place.tag, PEOPLE[0].email.lower(), None)], never))[1]
+        self.assertEqual(len(refused), 1)
+        self.patch(Api, "alter", alter)
+        await self.tamper(
+            Operation(place.tag, PEOPLE[0].email, None), Operation(place.tag, STRANGER.email, account.packed)
+        )
+        self.assertEqual([await self.core.audit(), await self.core.audit()], [2, 0])
+        await self.repair()
+        self.assertEqual(await self.names(place.tag), {person.email for person in PEOPLE})
 
     async def test_a_core_that_is_gone(self) -> None:
         """A core that does not answer cannot be compared, and does not answer."""

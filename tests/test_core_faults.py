@@ -9,9 +9,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import grpc
 import psutil
 import pytest
 
@@ -19,7 +20,7 @@ from drivers.process import MARK, mark
 from node.runner import MAX_CONFIG, START_TIMEOUT
 from node.state import StateDirectory
 from protos.service_pb2 import Backend, BaseInfoResponse
-from tests.conftest import Place, connection, control, gets_in, member, over, run, stays_out, talking
+from tests.conftest import Place, connection, control, gets_in, live, member, over, run, stays_out, talking
 from tests.harness import transfer
 from tests.harness.controller import Controller, ControllerError, RestController
 from tests.harness.echo import EchoServer
@@ -27,7 +28,8 @@ from tests.harness.grounds import FAULTS, Ground
 from tests.harness.inbounds import Kind
 from tests.harness.node import NodeProcess
 from tests.harness.process import Child
-from tests.harness.rest import Rest
+from tests.harness.rest import Rest, credentials
+from tests.harness.rpc import Rpc
 from tests.harness.users import TestUser
 from tests.harness.wait import accepts, until
 
@@ -184,6 +186,27 @@ def test_keep_alive(node: NodeProcess, home: Place, controller: Controller) -> N
     assert not info.running
     assert info.state == "stopped"
     assert "1 s" in info.reason
+
+
+@pytest.mark.parametrize("request_", ["REST", "gRPC", "health"])
+@live
+@over("rest")
+def test_any_request_keeps_alive(node: NodeProcess, home: Place, controller: Controller, request_: str) -> None:
+    """So it does while somebody with the key asks for what does not exist, or asks gRPC's own services."""
+    run(controller, [home], keep_alive=1)
+    (core,) = node.core_pids()
+    over_time = time.monotonic() + 2
+    with Rpc(node) as rpc:
+        service = "grpc.health.v1.Health/Check" if request_ == "health" else "service.NodeService/Nothing"
+        call = rpc.channel.unary_unary(f"/{service}")
+        while time.monotonic() < over_time:
+            if request_ == "REST":
+                assert Rest(node).call("GET", "/nothing").status == 404
+            else:
+                with suppress(grpc.RpcError):
+                    call(b"", metadata=tuple(credentials(node.key, "bearer").items()))
+    assert psutil.pid_exists(core)
+    controller.stop()
 
 
 @over("grpc")

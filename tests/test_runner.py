@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred, succeed
 from twisted.internet.task import Clock, deferLater
+from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from drivers.interface import End, Generation
@@ -1084,8 +1085,13 @@ class Records(RunnerTests):
 
 
 class Resumes(RunnerTests):
+    def setUp(self) -> None:
+        super().setUp()
+        self.resumed: list[str] = []
+
     def resume(self, config: str = "a", *users: User) -> Deferred[None]:
-        return ensureDeferred(self.runner.resume(self.driver, Backend(config=config, users=users)))
+        request = Backend(config=config, users=users)
+        return ensureDeferred(self.runner.resume(self.driver, request, lambda: self.resumed.append(config)))
 
     def test_it_runs_again(self) -> None:
         """With its users; an equal Start joins it."""
@@ -1105,6 +1111,7 @@ class Resumes(RunnerTests):
         self.failureResultOf(self.sync_users(BOB), CoreFailed)
         self.pass_time(4)
         self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one"}))
+        self.assertEqual(self.resumed, ["a"])
 
     def test_users_wait_for_it(self) -> None:
         """Changes of users wait until it runs, or fails: who is removed meanwhile does not come back later."""
@@ -1155,7 +1162,7 @@ class Resumes(RunnerTests):
             self.successResultOf(act())
             before = len(self.driver.cores)
             self.pass_time(100)
-            self.assertEqual(len(self.driver.cores), before)
+            self.assertEqual((len(self.driver.cores), self.resumed), (before, []))
             self.stopped()
 
 
@@ -1354,6 +1361,127 @@ class ManyAtOnce(SynchronousTestCase):
         ensureDeferred(runner.close())
         clock.pump([1] * 30)
         self.assertEqual((driver.running, clock.getDelayedCalls()), ([], []))
+
+
+class Answer:
+    """How a call was answered, if it was. What comes when the node is dead (`late`) reaches nobody."""
+
+    good = late = False
+    fault: BaseException | None = None
+
+    def success(self, _: object) -> None:
+        self.good = not self.late
+
+    def failure(self, failure: Failure) -> None:
+        self.fault = failure.value
+
+
+class Life:
+    """A node from its start to its end, with what an earlier one left."""
+
+    def __init__(self, times: list[float], record: MemoryRecord) -> None:
+        self.clock = Clock()
+        self.driver = Slow(self.clock, times)
+        self.record = record
+        self.runner = Runner(self.clock, LogRing(self.clock, 100), record, nothing)
+        if record.request:
+            request = Backend.FromString(record.request)
+            request.users.extend(map(User.FromString, record.kept.values()))
+            resumed = ensureDeferred(self.runner.resume(self.driver, request, lambda: None))
+            resumed.addErrback(lambda failure: failure.trap(Aborted))
+
+    def end(self) -> None:
+        """Its cores end before it."""
+        ensureDeferred(self.runner.close())
+        self.clock.pump([1] * 30)
+
+    def left(self) -> MemoryRecord:
+        """What the next node finds if this one is dead from now on."""
+        left = MemoryRecord()
+        left.request, left.kept = self.record.request, dict(self.record.kept)
+        return left
+
+    def act(self, step: Step) -> Deferred[None]:
+        """What goes wrong, too: the next launch, or every call to the core for some seconds."""
+        if step.kind == "fault":
+            self.driver.faults.append(CoreFailed("no"))
+        elif step.kind == "unable":
+            self.driver.unable = not self.driver.unable
+        elif step.kind == "stall":
+            for core in self.driver.running:
+                core.silent = True
+                self.clock.callLater(step.grace, setattr, core, "silent", False)
+        else:
+            return step.ask(self.runner, self.driver)
+        return succeed(None)
+
+
+WORDS = ("start", "stop", "sync all", "add", "remove")
+EVENTS = st.builds(
+    Step,
+    st.sampled_from([*WORDS, *WORDS, "crash", "fault", "stall", "unable", "kill", "end"]),
+    st.sampled_from(["a", "a  ", "a x", "a bad"]),
+    st.sampled_from([0.0, 5.0, GRACE]),
+    st.frozensets(st.sampled_from(["ann", "bob", "cy"])),
+    st.sampled_from([0.0, 0.125, 1.0, 7.0]),
+)
+
+
+class Truth(SynchronousTestCase):
+    @settings(deadline=None, max_examples=200)
+    @given(st.lists(EVENTS, max_size=30), st.lists(MOMENTS, min_size=4, max_size=20))
+    def test_disk_memory_and_core(self, steps: list[Step], times: list[float]) -> None:
+        """Whatever goes wrong meanwhile, in the end they are equal, and what was answered with success is the case."""
+        life, said = Life(times, MemoryRecord()), list[tuple[Step, Answer]]()
+        for step in steps:
+            if step.kind in ("kill", "end"):
+                life = self.another(life, step.kind == "end", times, said)
+            elif step.kind in WORDS:
+                answer = Answer()
+                life.act(step).addCallbacks(answer.success, answer.failure)
+                said.append((step, answer))
+            else:
+                life.act(step)
+            life.clock.pump([0.125] * int(step.pause * 8) or [0.0])
+        life.driver.faults, life.driver.unable = [], False
+        life.clock.pump([0.5] * 400)
+        self.compare(life)
+        unforeseen = [answer.fault for _, answer in said if not isinstance(answer.fault or NotInitialized(), NodeError)]
+        self.assertEqual(unforeseen, [])
+        for name in ("ann", "bob", "cy"):
+            wanted = last_word(name, said)
+            # Users who came while a first Start was under way go with it where it fails.
+            if wanted is False or (wanted and life.record.request):
+                self.assertEqual(name in life.record.kept, wanted, name)
+        life.end()
+        self.assertEqual((life.driver.running, life.clock.getDelayedCalls()), ([], []))
+
+    def another(self, life: Life, orderly: bool, times: list[float], said: list[tuple[Step, Answer]]) -> Life:
+        """The node after this one, which ends in good order or is killed; then the rest of it is for nobody."""
+        if orderly:
+            life.end()
+        left = life.left()
+        for _, answer in said:
+            answer.late = True
+        if not orderly:
+            life.end()
+        return Life(times, left)
+
+    def compare(self, life: Life) -> None:
+        config = Backend.FromString(life.record.request).config
+        self.assertEqual([core.plan.config.split() for core in life.driver.running], [config.split()] if config else [])
+        self.assertEqual(life.runner.state == "running", bool(config))
+        self.assertEqual(life.runner.roster.users, life.record.kept)
+        for core in life.driver.running:
+            self.assertEqual(core.accounts, life.runner.roster.target)
+
+
+def last_word(name: str, said: list[tuple[Step, Answer]]) -> bool | None:
+    """Whether the user is in by what was said of him last; None where that was refused or not answered."""
+    for step, answer in reversed(said):
+        if step.kind in ("start", "stop", "sync all") or name in step.users:
+            return (name in step.users and step.kind not in ("stop", "remove")) if answer.good else None
+    return None
 
 
 async def nothing() -> bool:

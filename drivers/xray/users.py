@@ -48,6 +48,8 @@ class Users:
         self._sizes = {handler.tag: handler.ByteSize() for handler in managed}
         # Who is being let in: the core may have him before we hear of it.
         self._entering: set[Pair] = set()
+        # Inbounds with calls that failed: they may have been done, or be done late.
+        self._doubtful: set[str] = set()
 
     def is_in(self, pair: Pair) -> bool:
         """Whether the core lets this user in by this inbound, or by any where the tag is not known."""
@@ -80,13 +82,14 @@ class Users:
         return sum([await self._audit(tag, accounts) for tag, accounts in self.accounts.items()])
 
     async def _audit(self, tag: str, accounts: Accounts) -> int:
-        """Count first, and list only where the count differs."""
+        """Count first, and list only where the count differs, or may be the same by chance."""
         before = dict(accounts)
-        if await self._host.aio.run(self._api.count_users(tag)) == len(accounts):
+        if await self._host.aio.run(self._api.count_users(tag)) == len(accounts) and tag not in self._doubtful:
             return 0
         real = {key_of(user.email): user for user in await self._host.aio.run(self._api.list_users(tag))}
         if accounts != before:
             return 0  # users changed meanwhile: the next look tells
+        self._doubtful.discard(tag)
         missing = accounts.keys() - real.keys()
         for key in missing:
             del accounts[key]
@@ -158,6 +161,7 @@ class Users:
         for operation, fault in zip(operations, results, strict=True):
             accounts = self.accounts[operation.tag]
             if fault is not None:
+                self._doubtful.add(operation.tag)
                 refused.append(Refusal(operation.email, f"{operation.tag}: {fault}"))
             elif operation.packed is None:
                 accounts.pop(key_of(operation.email), None)

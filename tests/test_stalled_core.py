@@ -1,0 +1,82 @@
+"""A core that does not answer for some seconds: nobody is told that it did what it did not, and then it does it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from tests.conftest import Place, gets_in, live, member, over, run, stays_out
+from tests.harness.controller import Controller, ControllerError
+from tests.harness.echo import EchoServer
+from tests.harness.grounds import Ground
+from tests.harness.inbounds import Kind
+from tests.harness.node import NodeProcess
+from tests.harness.users import TestUser
+from tests.harness.wait import until
+
+ANNA, BERT = (TestUser.new(f"{name}@test") for name in ("anna", "bert"))
+# Seconds: longer than a call to the core may take, shorter than what makes the node end it.
+STALL = 7.0
+
+
+@pytest.fixture
+def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
+    return Place(all_kinds["vless-raw"], "home", ground=ground)
+
+
+@contextmanager
+def stalled(node: NodeProcess) -> Iterator[int]:
+    """The core does nothing inside the block."""
+    [core] = node.core_pids()
+    os.kill(core, signal.SIGSTOP)
+    try:
+        yield core
+    finally:
+        os.kill(core, signal.SIGCONT)
+
+
+def succeeds(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except ControllerError:
+        return False
+    return True
+
+
+def removes(node: NodeProcess, home: Place, echo: EchoServer, call: Callable[[], object]) -> None:
+    """The call takes Anna out of a core that stands still: it does not succeed before she is out, and soon she is."""
+    with ThreadPoolExecutor(1) as pool:
+        with stalled(node) as core:
+            began = time.monotonic()
+            said = pool.submit(succeeds, call)
+            until(lambda: said.done() or time.monotonic() > began + STALL, STALL + 1, "its time is over")
+            assert not (said.done() and said.result()), "it was confirmed by a core that stands still"
+        said.result()
+    until(lambda: stays_out(home, ANNA, echo), 10, "who was removed is out")
+    assert gets_in(home, BERT, echo)
+    assert node.core_pids() == [core]
+
+
+@over("rest")
+def test_one_who_is_removed(node: NodeProcess, home: Place, echo: EchoServer, controller: Controller) -> None:
+    """SyncUser does not call done what was not done. It is done soon, and said again it is a success."""
+    run(controller, [home], [member(ANNA, home), member(BERT, home)])
+    removes(node, home, echo, lambda: controller.sync_user(member(ANNA)))
+    controller.sync_user(member(ANNA))
+    assert stays_out(home, ANNA, echo)
+
+
+@live
+@over("grpc")
+def test_a_start_without_one(node: NodeProcess, home: Place, echo: EchoServer, controller: Controller) -> None:
+    """Nor does a Start that takes the running core back, which is no success then."""
+    run(controller, [home], [member(ANNA, home), member(BERT, home)])
+    removes(node, home, echo, lambda: run(controller, [home], [member(BERT, home)]))
+    run(controller, [home], [member(BERT, home)])
+    assert stays_out(home, ANNA, echo)
