@@ -68,16 +68,13 @@ class Backend:
         self._keep_alive = KeepAlive(reactor, self._expired)
         self._noting = Periodic("noting what is left of keep-alive", self._note_keep_alive, policy.poll, reactor)
         self._telling: tuple[Warns, ...] = (store, self._traffic, self._runner, self._noting, system, *others)
-        store.everything = self._everything
+        store.everything, store.found = self._everything, self._found
 
     def begin(self, saved: Saved) -> None:
         """Go on where an earlier node ended."""
-        self._traffic.begin(saved.rows)
+        self._traffic.begin(())
         self._noting.start()
-        if saved.request and self._policy.resume:
-            ensureDeferred(self._resume(saved)).addErrback(
-                lambda failure: self.log.failure("the backend was not resumed", failure)
-            )
+        self._found(saved)
 
     def touch(self) -> None:
         """A controller said something: keep-alive starts anew."""
@@ -88,8 +85,10 @@ class Backend:
         self._noting.stop()
         self._note_keep_alive()
         self._keep_alive.stop()
-        await self._runner.close()
-        self._traffic.end()
+        try:
+            await self._runner.close()
+        finally:
+            self._traffic.end()
 
     # Lifecycle
 
@@ -188,6 +187,18 @@ class Backend:
             warnings=warnings,
         )
 
+    def _found(self, saved: Saved) -> None:
+        """What an earlier node left, which may be read late."""
+        self._traffic.restore(saved.rows)
+        if not self._runner.loaded(saved) or not saved.request:
+            return
+        if saved.left is not None:
+            self._store.keep_alive(saved.left)
+        if self._policy.resume:
+            ensureDeferred(self._resume(saved)).addErrback(
+                lambda failure: self.log.failure("the backend was not resumed", failure)
+            )
+
     async def _resume(self, saved: Saved) -> None:
         """Bring back what ran, with its users and what is left of its keep-alive, before any controller calls."""
         request = service_pb2.Backend.FromString(saved.request)
@@ -203,7 +214,6 @@ class Backend:
     def _everything(self) -> Changes:
         """All that has to outlive the node."""
         changes = self._runner.everything()
-        changes.left = self._keep_alive.left
         changes.rows = {(row.scope, row.key): row for row in self._traffic.everything()}
         return changes
 

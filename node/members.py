@@ -18,7 +18,7 @@ from twisted.python.failure import Failure
 
 from drivers.interface import Driver, Generation
 from node.control import Control, Settled
-from node.database import Changes
+from node.database import Changes, Saved
 from node.errors import Aborted, CoreFailed, NodeError, NotInitialized, NotStarted, UsersRefused
 from node.logs import LogRing
 from node.memory import Memory
@@ -163,8 +163,13 @@ class Members:
 
     def everything(self) -> Changes:
         """All that is to be recorded of the backend, for a record that has nothing."""
-        current = self._held or self
-        return self._recorder.everything(current.accepted.request if current.accepted else b"", current.roster)
+        return self._recorder.everything()
+
+    def loaded(self, saved: Saved) -> bool:
+        """An earlier node left this. Returns whether nothing has taken its place meanwhile."""
+        if self._recorder.untouched:
+            self._recorder.loaded(saved)
+        return self._recorder.untouched
 
     def _require_desired(self) -> None:
         """Users can be taken in while a core is on its way, too, and taken out while it waits for a Start."""

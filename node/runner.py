@@ -258,8 +258,8 @@ class Runner(Members):
 
     async def _resume(self, driver: Driver, request: Backend, settled: Settled) -> None:
         """While it is tried, users are not taken: it is not known yet which inbounds there are."""
-        if self.accepted is not None:
-            return  # a controller was faster
+        if self.accepted is not None or self._closed:
+            return  # a controller was faster, or the node ends
         self._say("starting", "it ran when the node ended")
         try:
             await self._start(driver, request, settled)
