@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,11 +80,22 @@ def makeService(options: Options) -> IService:
     """The node. A bad setting ends the process with one line a fault."""
     from twisted.internet import reactor
 
+    follow_no_clock_on_the_wall(reactor)
     try:
         settings = load(options.settings(), Path.cwd())
     except BadSettings as bad:
         raise SystemExit("\n".join(f"txnode cannot start: {fault}" for fault in bad.faults)) from bad
     return NodeService(reactor, settings)
+
+
+def follow_no_clock_on_the_wall(reactor: Any) -> None:
+    """Have all timers run on the monotonic clock, before there is one.
+
+    Twisted's own run on the time of day. When that is set back nothing happens for as long, not even systemd's
+    watchdog is told; when it is set ahead whatever has time left runs out at once.
+    """
+    # Delayed calls, `LoopingCall` and the reactor's own waiting all ask this.
+    reactor.seconds = time.monotonic
 
 
 class NodeService(Service):
