@@ -77,7 +77,7 @@ class Store:
             return saved or Saved()
 
     async def close(self) -> None:
-        """Write what is left, and end. A disk that failed is tried again at once, and so is a new file for a bad one."""
+        """Write what is left, and end. A disk that failed is tried again at once, so is a new file for a bad one."""
         await self.flush()
         for _ in range(LAST_TRIES):
             if self._again is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from twisted.application.service import IService, Service
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred
 from twisted.internet.error import CannotListenError
 from twisted.logger import Logger
 from twisted.python.usage import Options as UsageOptions
@@ -150,18 +150,28 @@ class NodeService(Service):
         return ensureDeferred(self._stop())
 
     async def _stop(self) -> None:
-        self._systemd.stopService()
-        if self._rest_port is not None:
-            await self._rest_port.stopListening()
-        await self._aio.run(self._rpc.stop())
-        self._site.disconnect()
-        self._calls.close()
-        await self._backend.close()
-        await self._store.close()
-        self._watch.stopService()
-        self._system.stopService()
-        self._aio.stopService()
-        self._state.release()
+        """End each part, whatever became of those before it."""
+        ends: tuple[tuple[str, Callable[[], object]], ...] = (
+            ("what systemd is told", self._systemd.stopService),
+            ("the REST port", self._stop_listening),
+            ("gRPC", lambda: self._aio.run(self._rpc.stop())),
+            ("REST", self._site.disconnect),
+            ("the calls", self._calls.close),
+            ("the backend", self._backend.close),
+            ("the state file", self._store.close),
+            ("the look at the certificate", self._watch.stopService),
+            ("the machine's figures", self._system.stopService),
+            ("the asyncio thread", self._aio.stopService),
+            ("the lock of the state directory", self._state.release),
+        )
+        for part, end in ends:
+            try:
+                await maybeDeferred(end)
+            except Exception:  # noqa: BLE001 - logged; the other parts end nevertheless
+                self.log.failure("{part} did not end well", part=part)
+
+    def _stop_listening(self) -> object:
+        return self._rest_port and self._rest_port.stopListening()
 
     def _sweep(self) -> None:
         for driver in self._drivers.values():

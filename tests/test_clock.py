@@ -22,8 +22,8 @@ from tests.harness.wait import until
 ANNA = TestUser.new("anna@test")
 DAY = 86400.0
 ROOT = Path(__file__).parents[1]
-# Python imports a module of this name before anything else: `time.time` is what the file says ahead of the real one. But
-# not for gRPC, which at once compares what it gets with the kernel's own clock; that is not ours to set.
+# Python imports a module of this name before anything else: `time.time` is ahead by what the file says. But not for
+# gRPC, which at once compares what it gets with the kernel's own clock; that is not ours to set.
 SITE = """
 import os, sys, time
 _time, _file = time.time, os.environ["AHEAD"]
