@@ -14,6 +14,10 @@ from protos.service_pb2 import Empty, User, UsersChunk
 
 # Users of one stream that may be on their way to the core; then the stream is not read further.
 IN_FLIGHT = 1000
+# Users of one stream who were refused and are named at its end, and of how long a name: it may be open for weeks. The
+# log has all of them.
+REMEMBERED = 1000
+LONGEST_NAME = 100
 
 
 class UserFeed:
@@ -59,7 +63,12 @@ class UserFeed:
 
     def _note(self, email: str, refused: list[Refusal]) -> None:
         """Remember the newest word on a user: a later message that works mends an earlier one."""
-        self._refused[key_of(email)] = refused
+        key = key_of(email[:LONGEST_NAME])
+        self._refused.pop(key, None)
+        if refused:
+            self._refused[key] = [Refusal(name[:LONGEST_NAME], reason) for name, reason in refused]
+        if len(self._refused) > REMEMBERED:
+            del self._refused[next(iter(self._refused))]
         for refusal in refused:
             self.log.warn("user {email} was refused: {reason}", email=refusal.email, reason=refusal.reason)
 

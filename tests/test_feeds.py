@@ -7,7 +7,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.errors import InvalidRequest, NodeError, NotInitialized, TooLarge, UsersRefused
-from node.feeds import IN_FLIGHT, ChunkFeed, UserFeed
+from node.feeds import IN_FLIGHT, LONGEST_NAME, REMEMBERED, ChunkFeed, UserFeed
 from node.logs import LogRing
 from node.methods import MAX_BODY
 from node.runner import Runner
@@ -74,6 +74,20 @@ class UserFeedTests(FeedTests):
         self.successResultOf(self.feed(person("ann", "bad", "a"), person("ann", "one", "a")))
         self.successResultOf(self.feed(person("Bob", "bad", "a"), person("bob", "two", "a")))
         self.assertEqual(self.accounts(), {"ann": b"one", "bob": b"two"})
+
+    def test_what_went_well_is_not_kept(self) -> None:
+        """A stream may be open for weeks: it remembers who was refused, and of those only so many."""
+        self.start()
+        feed = UserFeed(self.runner)
+        for number in range(2 * REMEMBERED):
+            self.successResultOf(ensureDeferred(feed.feed(person(f"{number}", f"{number}", "a"))))
+        self.assertEqual(len(feed._refused), 0)
+        for number in range(REMEMBERED + 1):
+            self.successResultOf(ensureDeferred(feed.feed(person(f"{number}" + "x" * 1000, "bad", "a"))))
+        refused = self.failureResultOf(ensureDeferred(feed.finish()), UsersRefused).value.refused
+        self.assertEqual(len(refused), REMEMBERED)
+        self.assertTrue(refused[-1][0].startswith(f"{REMEMBERED}x"))
+        self.assertLessEqual(max(len(name) for name, _ in refused), LONGEST_NAME)
 
     def test_without_a_backend(self) -> None:
         """The stream stays open without a backend, takes messages, and tells at its end that there is none."""
