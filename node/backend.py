@@ -15,7 +15,7 @@ from node.auth import Dialect
 from node.calls import Call
 from node.database import Changes, Saved
 from node.errors import CoreFailed, NodeError, UnknownName, Unsupported
-from node.feeds import ChunkFeed, UserFeed
+from node.feeds import ChunkFeed, UserFeed, require_few
 from node.keepalive import KeepAlive
 from node.logs import LogRing
 from node.periodic import Periodic, Warns
@@ -93,6 +93,7 @@ class Backend:
     # Lifecycle
 
     async def start(self, request: service_pb2.Backend, _: Call) -> BaseInfoResponse:
+        require_few(len(request.users))
         driver = self._drivers.get(request.type)
         if driver is None:
             raise Unsupported(f"this node has no core of type {type_name(request.type)}")
@@ -143,6 +144,7 @@ class Backend:
     # Users
 
     async def sync_users(self, request: service_pb2.Users, _: Call) -> Empty:
+        require_few(len(request.users))
         await self._runner.replace(request.users)
         return Empty()
 

@@ -7,7 +7,7 @@ from twisted.logger import Logger
 
 from node.errors import Internal, InvalidRequest, NodeError, TooLarge
 from node.members import raise_refused
-from node.methods import MAX_BODY
+from node.methods import MAX_BODY, MAX_USERS
 from node.runner import Runner
 from node.users import Refusal, key_of
 from protos.service_pb2 import Empty, User, UsersChunk
@@ -18,6 +18,12 @@ IN_FLIGHT = 1000
 # log has all of them.
 REMEMBERED = 1000
 LONGEST_NAME = 100
+
+
+def require_few(users: int) -> None:
+    """Raises `InvalidRequest` for more users than one call may have."""
+    if users > MAX_USERS:
+        raise InvalidRequest(f"there are more than {MAX_USERS} users in one call")
 
 
 class UserFeed:
@@ -91,6 +97,7 @@ class ChunkFeed:
         self._size += chunk.ByteSize()
         if self._size > MAX_BODY:
             raise TooLarge(f"the chunks are over {MAX_BODY} bytes together")
+        require_few(len(self._users) + len(chunk.users))
         self._users += chunk.users
         self._next += 1
         self._complete = chunk.last

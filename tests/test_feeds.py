@@ -6,6 +6,7 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from node import feeds
 from node.errors import InvalidRequest, NodeError, NotInitialized, TooLarge, UsersRefused
 from node.feeds import IN_FLIGHT, LONGEST_NAME, REMEMBERED, ChunkFeed, UserFeed
 from node.logs import LogRing
@@ -190,6 +191,18 @@ class ChunkFeedTests(FeedTests):
         self.successResultOf(ensureDeferred(feed.feed(half)))
         half.index = 1
         self.failureResultOf(ensureDeferred(feed.feed(half)), TooLarge)
+
+    def test_users_are_counted(self) -> None:
+        """More than the most that a call may have is a wrong request, told when they come."""
+        self.patch(feeds, "MAX_USERS", 2)
+        self.start()
+        self.successResultOf(self.chunks(person("ann", "one", "a"), person("bob", "two", "a")))
+        feed = ChunkFeed(self.runner)
+        self.successResultOf(ensureDeferred(feed.feed(UsersChunk(users=[person("cy", "three", "a")]))))
+        more = UsersChunk(users=[person("di", "four", "a")] * 2, index=1, last=True)
+        fault = self.failureResultOf(ensureDeferred(feed.feed(more)), InvalidRequest).value
+        self.assertEqual((fault.http, fault.grpc), (400, "INVALID_ARGUMENT"))
+        self.assertEqual(set(self.accounts()), {"ann", "bob"})
 
     def test_bad_users_are_named_and_the_others_applied(self) -> None:
         """The good ones of a set are in force before the bad ones are reported."""
