@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from twisted.internet.defer import ensureDeferred
-from twisted.logger import Logger
 
 from drivers.interface import Driver
 from node import __version__
@@ -15,7 +14,7 @@ from node.auth import Dialect
 from node.calls import Call
 from node.database import Changes, Saved
 from node.errors import CoreFailed, UnknownName, Unsupported, shown
-from node.feeds import ChunkFeed, UserFeed
+from node.feeds import ChunkFeed, UserFeed, require_few
 from node.keepalive import KeepAlive
 from node.logs import Logger, LogRing
 from node.periodic import Periodic, Warns
@@ -70,16 +69,13 @@ class Backend:
         self._starts = 0
         self._noting = Periodic("noting what is left of keep-alive", self._note_keep_alive, policy.poll, reactor)
         self._telling: tuple[Warns, ...] = (store, self._traffic, self._runner, self._noting, system, *others)
-        store.everything = self._everything
+        store.everything, store.found = self._everything, self._found
 
     def begin(self, saved: Saved) -> None:
         """Go on where an earlier node ended."""
-        self._traffic.begin(saved.rows)
+        self._traffic.begin(())
         self._noting.start()
-        if saved.request and self._policy.resume:
-            ensureDeferred(self._resume(saved)).addErrback(
-                lambda failure: self.log.failure("the backend was not resumed", failure)
-            )
+        self._found(saved)
 
     def touch(self) -> None:
         """A controller said something: keep-alive starts anew."""
@@ -90,12 +86,15 @@ class Backend:
         self._noting.stop()
         self._note_keep_alive()
         self._keep_alive.stop()
-        await self._runner.close()
-        self._traffic.end()
+        try:
+            await self._runner.close()
+        finally:
+            self._traffic.end()
 
     # Lifecycle
 
     async def start(self, request: service_pb2.Backend, _: Call) -> BaseInfoResponse:
+        require_few(len(request.users))
         driver = self._drivers.get(request.type)
         if driver is None:
             raise Unsupported(f"this node has no core of type {type_name(request.type)}")
@@ -144,6 +143,7 @@ class Backend:
     # Users
 
     async def sync_users(self, request: service_pb2.Users, _: Call) -> Empty:
+        require_few(len(request.users))
         await self._runner.replace(request.users)
         return Empty()
 
@@ -188,6 +188,18 @@ class Backend:
             warnings=warnings,
         )
 
+    def _found(self, saved: Saved) -> None:
+        """What an earlier node left, which may be read late."""
+        self._traffic.restore(saved.rows)
+        if not self._runner.loaded(saved) or not saved.request:
+            return
+        if saved.left is not None:
+            self._store.keep_alive(saved.left)
+        if self._policy.resume:
+            ensureDeferred(self._resume(saved)).addErrback(
+                lambda failure: self.log.failure("the backend was not resumed", failure)
+            )
+
     async def _resume(self, saved: Saved) -> None:
         """Bring back what ran, with its users and what is left of its keep-alive, before any controller calls."""
         request = service_pb2.Backend.FromString(saved.request)
@@ -206,7 +218,6 @@ class Backend:
     def _everything(self) -> Changes:
         """All that has to outlive the node."""
         changes = self._runner.everything()
-        changes.left = self._keep_alive.left
         changes.rows = {(row.scope, row.key): row for row in self._traffic.everything()}
         return changes
 

@@ -89,15 +89,21 @@ class Database:
         with self._told():
             return _load(self._connected())
 
-    def peek(self) -> Saved:
-        """What can be read on a disk that cannot be written. Raises nothing: it may be nothing."""
+    def peek(self) -> Saved | None:
+        """What can be read on a disk that cannot be written; None if there is a file that cannot be read now."""
+        try:
+            self._path.stat()
+        except FileNotFoundError:
+            return Saved()
+        except OSError:
+            return None
         # With what is in the WAL if that can be had; else without.
         for mode in ("mode=ro", "immutable=1"):
             with suppress(sqlite3.Error):
                 uri = f"{self._path.absolute().as_uri()}?{mode}"
                 with closing(sqlite3.connect(uri, uri=True)) as connection:
                     return _load(connection)
-        return Saved()
+        return None
 
     def write(self, changes: Changes) -> None:
         """All of it or nothing. Raises `Unwritable` and `Damaged`."""
@@ -124,7 +130,11 @@ class Database:
         except (sqlite3.Error, OSError) as fault:
             if type(fault) is not sqlite3.DatabaseError:
                 raise Unwritable(str(fault)) from fault
-            raise Damaged(self._move_aside(fault)) from fault
+            try:
+                aside = self._move_aside(fault)
+            except OSError as refusal:
+                raise Unwritable(f"the state file is damaged ({fault}) and cannot be moved: {refusal}") from fault
+            raise Damaged(aside) from fault
 
     def _move_aside(self, fault: Exception) -> str:
         """Have nothing to do with the file any more. Returns one line for the operator."""

@@ -7,13 +7,23 @@ from twisted.internet.defer import Deferred, DeferredSemaphore, ensureDeferred, 
 from node.errors import Internal, InvalidRequest, NodeError, TooLarge, shown
 from node.logs import Logger
 from node.members import raise_refused
-from node.methods import MAX_BODY
+from node.methods import MAX_BODY, MAX_USERS
 from node.runner import Runner
 from node.users import Refusal, key_of
 from protos.service_pb2 import Empty, User, UsersChunk
 
 # Users of one stream that may be on their way to the core; then the stream is not read further.
 IN_FLIGHT = 1000
+# Users of one stream who were refused and are named at its end, and of how long a name: it may be open for weeks. The
+# log has all of them.
+REMEMBERED = 1000
+LONGEST_NAME = 100
+
+
+def require_few(users: int) -> None:
+    """Raises `InvalidRequest` for more users than one call may have."""
+    if users > MAX_USERS:
+        raise InvalidRequest(f"there are more than {MAX_USERS} users in one call")
 
 
 class UserFeed:
@@ -59,7 +69,12 @@ class UserFeed:
 
     def _note(self, email: str, refused: list[Refusal]) -> None:
         """Remember the newest word on a user: a later message that works mends an earlier one."""
-        self._refused[key_of(email)] = refused
+        key = key_of(email[:LONGEST_NAME])
+        self._refused.pop(key, None)
+        if refused:
+            self._refused[key] = [Refusal(name[:LONGEST_NAME], reason) for name, reason in refused]
+        if len(self._refused) > REMEMBERED:
+            del self._refused[next(iter(self._refused))]
         for refusal in refused:
             self.log.warn("user {email} was refused: {reason}", email=refusal.email, reason=refusal.reason)
 
@@ -82,6 +97,7 @@ class ChunkFeed:
         self._size += chunk.ByteSize()
         if self._size > MAX_BODY:
             raise TooLarge(f"the chunks are over {MAX_BODY} bytes together")
+        require_few(len(self._users) + len(chunk.users))
         self._users += chunk.users
         self._next += 1
         self._complete = chunk.last

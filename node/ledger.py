@@ -134,7 +134,11 @@ class Ledger:
     def keep(self, runs: Iterable[object]) -> None:
         """Only these runs go on; the readings of the others are no longer compared with."""
         going = set(runs)
+        if self._last.keys() <= going:
+            return
         self._last = {run: last for run, last in self._last.items() if run in going}
+        for scope in (Scope.INBOUND, Scope.OUTBOUND):
+            self._forget_empty(scope, tuple(self._pending[scope]))
 
     def all(self, scope: Scope) -> Iterator[Row]:
         """Users who have bytes; every inbound or outbound that has some or runs. As of now, whenever it is read."""
@@ -165,8 +169,7 @@ class Ledger:
         pending = self._pending[taken.scope]
         if delivered:
             self._dirty[taken.scope] |= taken.rows.keys()
-            if taken.scope is Scope.USER:
-                self._forget_empty(taken.rows)
+            self._forget_empty(taken.scope, taken.rows)
         else:
             pending.update({key: _more(pending.get(key, NOTHING), both) for key, both in taken.rows.items()})
 
@@ -199,6 +202,8 @@ class Ledger:
         for scope, name, down, added in found:
             key = _key(scope, name)
             rows = self._pending[scope]
+            if not added and (scope is Scope.USER or key in rows):
+                continue
             uplink, downlink = rows.get(key, NOTHING)
             rows[key] = (uplink, downlink + added) if down else (uplink + added, downlink)
             if added:
@@ -220,17 +225,20 @@ class Ledger:
         return self._spelling.get(key, key) if scope is Scope.USER else key
 
     def _runs(self, scope: Scope, name: str) -> bool:
+        """Whether this is an inbound or outbound of a run that goes on."""
+        if scope is Scope.USER:
+            return False
         counters = [counter_name(scope, name, direction) for direction in DIRECTIONS]
         return any(counter in last for last in self._last.values() for counter in counters)
 
-    def _forget_empty(self, keys: Iterable[str]) -> None:
-        """Users without bytes need no row."""
-        pending = self._pending[Scope.USER]
+    def _forget_empty(self, scope: Scope, keys: Iterable[str]) -> None:
+        """Users without bytes need no row, nor do inbounds and outbounds that are gone."""
+        pending = self._pending[scope]
         for key in keys:
-            if pending.get(key) == NOTHING:
+            if pending.get(key) == NOTHING and not self._runs(scope, key):
                 del pending[key]
-                if key in self._spelling and not any(key in taken.rows for taken in self._aside):
-                    del self._spelling[key]
+                if scope is Scope.USER and not any(key in taken.rows for taken in self._aside):
+                    self._spelling.pop(key, None)
 
     def _spell(self, key: str, name: str) -> None:
         """Who has two spellings is named as he was counted last."""

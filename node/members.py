@@ -6,9 +6,9 @@ way, syncs change the desired set and succeed; the confirmed one follows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred, TimeoutError, ensureDeferred
 from twisted.internet.task import deferLater
@@ -17,7 +17,7 @@ from twisted.python.failure import Failure
 
 from drivers.interface import Driver, Generation
 from node.control import Control, Settled
-from node.database import Changes
+from node.database import Changes, Saved
 from node.errors import Aborted, CoreFailed, NodeError, NotInitialized, NotStarted, UsersRefused
 from node.logs import Logger, LogRing
 from node.memory import Memory
@@ -25,6 +25,8 @@ from node.reconcile import Pairs, Reconciler
 from node.record import Record, Recorder
 from node.users import Account, Accounts, Change, Refusal, Roster, apply, key_of
 from protos.service_pb2 import User
+
+T = TypeVar("T")
 
 # Above this many users a roster is built in the reactor's pool.
 BUILD_INLINE = 5000
@@ -56,6 +58,10 @@ class Held:
 
     accepted: Accepted | None
     roster: Roster
+
+
+# Makes a roster of another one of the same backend, and says who could not be used.
+Build = Callable[[Accepted | None, Roster], Awaitable[tuple[Roster, list[Refusal]]]]
 
 
 class Members:
@@ -115,13 +121,13 @@ class Members:
 
     async def replace(self, users: Sequence[User]) -> None:
         """The users are these and no others. Raises `UsersRefused` after all others were applied."""
-        try:
-            await self._control.run(lambda settled: self._replace(users, settled))
-        finally:
-            await self.recorded()
+        await self._change(lambda accepted, roster: self._build(accepted, users, roster))
 
     async def update(self, users: Sequence[User]) -> None:
         """Add, change or remove these users, as one. Raises `UsersRefused` after all others were applied."""
+        if len(users) > BUILD_INLINE:
+            await self._change(lambda accepted, roster: self._build_on(accepted, users, roster))
+            return
         await self._control.settled()
         touched, refused = self._desire(users, lambda roster: roster.put_all(users))
         refused = refused + await self.settle(touched)
@@ -132,12 +138,19 @@ class Members:
         """Wait until what was said of users outlives the node."""
         await self._recorder.kept()
 
-    async def _replace(self, users: Sequence[User], settled: Settled) -> None:
+    async def _change(self, build: Build) -> None:
+        """Have another roster, which is built on the one that there is."""
+        try:
+            await self._control.run(lambda settled: self._replace(build, settled))
+        finally:
+            await self.recorded()
+
+    async def _replace(self, build: Build, settled: Settled) -> None:
         while True:
             self._require_desired()
             accepted, held = self.accepted, self._held
-            roster, refused = await self._build(accepted, users, self.roster)
-            spare, _ = await self._build(held.accepted, users, held.roster) if held else (no_users(), [])
+            roster, refused = await build(accepted, self.roster)
+            spare, _ = await build(held.accepted, held.roster) if held else (no_users(), [])
             if accepted is self.accepted and held is self._held:
                 break  # else a Start ended meanwhile, and what was built may not fit what runs
         if held:
@@ -174,8 +187,13 @@ class Members:
 
     def everything(self) -> Changes:
         """All that is to be recorded of the backend, for a record that has nothing."""
-        current = self._held or self
-        return self._recorder.everything(current.accepted.request if current.accepted else b"", current.roster)
+        return self._recorder.everything()
+
+    def loaded(self, saved: Saved) -> bool:
+        """An earlier node left this. Returns whether nothing has taken its place meanwhile."""
+        if self._recorder.untouched:
+            self._recorder.loaded(saved)
+        return self._recorder.untouched
 
     def _require_desired(self) -> None:
         """Users can be taken in while a core is on its way, too, and taken out while it waits for a Start."""
@@ -206,8 +224,16 @@ class Members:
         plan = accepted.plan
         if len(users) <= BUILD_INLINE:
             return Roster.of(users, plan.tags, plan.account, before)
-        pool = self._reactor.getThreadPool()
-        return await deferToThreadPool(self._reactor, pool, Roster.of, users, plan.tags, plan.account, before)
+        return await self._in_pool(Roster.of, users, plan.tags, plan.account, before)
+
+    async def _build_on(
+        self, accepted: Accepted | None, users: Sequence[User], roster: Roster
+    ) -> tuple[Roster, list[Refusal]]:
+        """The roster with these users added, changed or removed. Nobody changes it meanwhile."""
+        return (no_users(), []) if accepted is None else await self._in_pool(roster.updated, users)
+
+    def _in_pool(self, function: Callable[..., T], *arguments: object) -> Deferred[T]:
+        return deferToThreadPool(self._reactor, self._reactor.getThreadPool(), function, *arguments)
 
     def _wanted(self) -> Mapping[str, Accounts]:
         """What the core shall have now. Nothing is asked of one that ends, with accounts of the next least of all."""

@@ -19,6 +19,8 @@ SERVICE = service_pb2.DESCRIPTOR.services_by_name["NodeService"]
 
 # Bytes of one request, on both transports. Deployed controllers send and accept as much.
 MAX_BODY = 64 * 1024 * 1024
+# Users of one request, all chunks together: more than fit into it as panels send them.
+MAX_USERS = 250_000
 
 
 class Kind(Enum):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
-from node.database import Changes
+from node.database import Changes, Saved
 from node.users import Roster, changed_users, key_of
 from protos.service_pb2 import User
 
@@ -28,31 +28,44 @@ class Record(Protocol):
 
 
 class Recorder:
-    """Knows whether the record has a backend and its users, and tells it what changes of them."""
+    """Knows which backend and users the record has, and tells it what changes of them.
+
+    What an earlier node left stays in the record until it is resumed, another backend takes its place, or it is
+    forgotten. What runs stays there until it is forgotten: the end of the node does not change it.
+    """
 
     def __init__(self, record: Record) -> None:
         self._record = record
-        self._has_backend = False
+        self._left: tuple[bytes, ...] = ()
+        self._request = b""
+        # The users of what ran since this node began; the record has them, and follows them.
+        self._roster: Roster | None = None
+        self.untouched = True
+
+    def loaded(self, saved: Saved) -> None:
+        """The record has this from an earlier node."""
+        self._left, self._request = saved.users, saved.request
 
     def backend(self, request: bytes, before: Roster, after: Roster) -> None:
-        """A backend runs, with these users; `before` are those that the record has, if it has a backend."""
+        """A backend runs, with these users; `before` are those that the record has, if this node gave it a backend."""
         self._record.accept(request)
-        if self._has_backend:
-            self.users(before, after)
-        else:
+        if self._roster is None:
             self._record.users(after.users, clean=True)
-        self._has_backend = True
+        else:
+            self.users(before, after)
+        self._replace(request, after)
 
     def users(self, before: Roster, after: Roster) -> None:
         """A whole set. Where credentials collide its order counts, and all of it is written."""
-        if self._has_backend and after is not before:
+        if self._roster is not None and after is not before:
             clean = after.contested
             self._record.users(after.users if clean else changed_users(before.users, after.users), clean)
+            self._roster = after
 
     @contextmanager
     def following(self, roster: Roster, users: Iterable[User]) -> Iterator[None]:
         """Some of these users change in the roster inside the block."""
-        recorded = roster.users if self._has_backend else {}
+        recorded = {} if self._roster is None else roster.users
         before = {key: recorded.get(key) for key in (key_of(user.email) for user in users)}
         yield
         after = {key: recorded.get(key) for key in before}
@@ -60,12 +73,18 @@ class Recorder:
 
     def forget(self) -> None:
         """Nothing comes back after the node's end."""
-        self._has_backend = False
         self._record.forget()
+        self._replace(b"", None)
 
-    def everything(self, request: bytes, roster: Roster) -> Changes:
-        """All that there is, for a record that has nothing of it."""
-        return Changes(request=request, users=dict(roster.users)) if self._has_backend else Changes()
+    def everything(self) -> Changes:
+        """All that the record is to have of the backend, for one that has nothing of it."""
+        if self._roster is not None:
+            return Changes(request=self._request, users=dict(self._roster.users))
+        left: dict[str, bytes | None] = {key_of(User.FromString(packed).email): packed for packed in self._left}
+        return Changes(request=self._request, users=left)
+
+    def _replace(self, request: bytes, roster: Roster | None) -> None:
+        self._left, self._request, self._roster, self.untouched = (), request, roster, False
 
     async def kept(self) -> None:
         """Wait until what was said outlives the node: an answer is a promise."""

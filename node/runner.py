@@ -10,7 +10,6 @@ from twisted.internet.defer import CancelledError, ensureDeferred
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
-from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from drivers.interface import Driver, Exit, Generation
@@ -307,8 +306,8 @@ class Runner(Members):
 
         Taken in before, it would be forgotten with a try that fails, and the next one would bring back who was removed.
         """
-        if self.accepted is not None:
-            return  # a controller was faster
+        if self.accepted is not None or self._closed:
+            return  # a controller was faster, or the node ends
         self._say("starting", "it ran when the node ended")
         try:
             await self._start(driver, request, _not_yet)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
@@ -25,10 +25,16 @@ T = TypeVar("T")
 
 # Seconds until a disk that failed is tried again.
 AGAIN = 10.0
+# How often one is tried again at the end: it may have room again, and the file it has may turn out to be bad only then.
+LAST_TRIES = 2
 
 
 class Store:
-    """The state file. `everything` gives all that has to be in it, for a file that lacks some."""
+    """The state file. `everything` gives all that has to be in it, for a file that lacks some.
+
+    A file that could not be read when the node began is read before it is written for the first time: `found` takes
+    what was in it.
+    """
 
     log = Logger()
 
@@ -45,7 +51,11 @@ class Store:
         self._fault = ""
         self._damage = ""
         self._again: IDelayedCall | None = None
+        self._unread = False
+        # Seconds of keep-alive, as they are to be in the file.
+        self._left: float | None = None
         self.everything: Callable[[], Changes] = Changes
+        self.found: Callable[[Saved], None] = lambda _: None
 
     @property
     def warnings(self) -> list[str]:
@@ -59,27 +69,33 @@ class Store:
             return self._database.load()
         except Damaged as damage:
             self._tell_damage(str(damage))
+            return Saved()
         except Unwritable as fault:
             self._failed(str(fault))
-            return self._database.peek()
-        return Saved()
+            saved = self._database.peek()
+            self._unread = saved is None
+            return saved or Saved()
 
     async def close(self) -> None:
-        """Write what is left, and end."""
-        if self._again is not None:
-            self._again.cancel()
-            self._try_again()
+        """Write what is left, and end. A disk that failed is tried again at once, so is a new file for a bad one."""
         await self.flush()
+        for _ in range(LAST_TRIES):
+            if self._again is not None:
+                self._again.cancel()
+                self._try_again()
+                await self.flush()
         if self._again is not None:
             self._again.cancel()
-        await self._on_disk(self._database.close)
-        self._pool.stop()
+        try:
+            await self._on_disk(self._database.close)
+        finally:
+            self._pool.stop()
 
     # What there is to write. Nothing is refused, whatever the disk does.
 
     def accept(self, request: bytes) -> None:
         """This backend (serialised, without users) is the one that runs; a controller was just heard of."""
-        self._changes.request, self._changes.left = request, None
+        self._changes.request, self._changes.left, self._left = request, None, None
         self._write()
 
     def forget(self) -> None:
@@ -89,7 +105,7 @@ class Store:
 
     def keep_alive(self, left: float) -> None:
         """So many seconds may pass from now until a controller is heard of."""
-        self._changes.left = left
+        self._changes.left = self._left = left
         self._write()
 
     def users(self, changed: Mapping[str, bytes | None], clean: bool = False) -> None:
@@ -108,7 +124,8 @@ class Store:
 
     async def flush(self) -> None:
         """Wait until all that there was to write is on disk, or the disk has failed."""
-        if self._changes and self._again is None:
+        reading = self._busy and self._written is None
+        if (self._changes or reading) and self._again is None:
             await self._gathered.wait()
         elif self._written is not None:
             await self._written.wait()
@@ -120,9 +137,14 @@ class Store:
             self._reactor.callLater(0, self._next)
 
     def _next(self) -> None:
-        changes, self._changes = self._changes, Changes()
-        self._written, self._gathered = self._gathered, Signal()
+        changes = self._gather(self._changes)
         self._on_disk(self._database.write, changes).addCallbacks(self._succeeded, self._not_written)
+
+    def _gather(self, changes: Changes) -> Changes:
+        """These are written next, and what was gathered is among them."""
+        self._changes = Changes()
+        self._written, self._gathered = self._gathered, Signal()
+        return changes
 
     def _on_disk(self, function: Callable[..., T], *arguments: Any) -> Deferred[T]:
         return deferToThreadPool(self._reactor, self._pool, function, *arguments)
@@ -141,6 +163,7 @@ class Store:
 
     def _not_written(self, failure: Failure) -> None:
         if failure.check(Damaged):
+            self._unread = False
             self._tell_damage(str(failure.value))
         elif not failure.check(Unwritable):
             self.log.failure("the state was not written", failure)
@@ -163,10 +186,17 @@ class Store:
         self._again = self._reactor.callLater(AGAIN, self._try_again)
 
     def _try_again(self) -> None:
-        self._again = None
-        self._changes = self.everything()
-        self._changes.clean = True
-        self._write()
+        self._again, self._busy = None, True
+        ensureDeferred(self._write_anew()).addCallbacks(self._succeeded, self._not_written)
+
+    async def _write_anew(self) -> None:
+        if self._unread:
+            saved = await self._on_disk(self._database.load)
+            self._unread = False
+            self.found(saved)
+        everything = self.everything()
+        everything.clean, everything.left = True, self._left
+        await self._on_disk(self._database.write, self._gather(everything))
 
     def _tell_damage(self, text: str) -> None:
         self._damage = text

@@ -7,12 +7,13 @@ import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from twisted.application.service import IService, Service
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred
 from twisted.internet.error import CannotListenError
 from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
@@ -81,11 +82,22 @@ def makeService(options: Options) -> IService:
     """The node. A bad setting ends the process with one line a fault."""
     from twisted.internet import reactor
 
+    follow_no_clock_on_the_wall(reactor)
     try:
         settings = load(options.settings(), Path.cwd())
     except BadSettings as bad:
         raise SystemExit("\n".join(f"txnode cannot start: {fault}" for fault in bad.faults)) from bad
     return NodeService(reactor, settings)
+
+
+def follow_no_clock_on_the_wall(reactor: Any) -> None:
+    """Have all timers run on the monotonic clock, before there is one.
+
+    Twisted's own run on the time of day. When that is set back nothing happens for as long, not even systemd's
+    watchdog is told; when it is set ahead whatever has time left runs out at once.
+    """
+    # Delayed calls, `LoopingCall` and the reactor's own waiting all ask this.
+    reactor.seconds = time.monotonic
 
 
 class NodeService(Service):
@@ -141,18 +153,28 @@ class NodeService(Service):
         return ensureDeferred(self._stop())
 
     async def _stop(self) -> None:
-        self._systemd.stopService()
-        if self._rest_port is not None:
-            await self._rest_port.stopListening()
-        await self._aio.run(self._rpc.stop())
-        self._site.disconnect()
-        self._calls.close()
-        await self._backend.close()
-        await self._store.close()
-        self._watch.stopService()
-        self._system.stopService()
-        self._aio.stopService()
-        self._state.release()
+        """End each part, whatever became of those before it."""
+        ends: tuple[tuple[str, Callable[[], object]], ...] = (
+            ("what systemd is told", self._systemd.stopService),
+            ("the REST port", self._stop_listening),
+            ("gRPC", lambda: self._aio.run(self._rpc.stop())),
+            ("REST", self._site.disconnect),
+            ("the calls", self._calls.close),
+            ("the backend", self._backend.close),
+            ("the state file", self._store.close),
+            ("the look at the certificate", self._watch.stopService),
+            ("the machine's figures", self._system.stopService),
+            ("the asyncio thread", self._aio.stopService),
+            ("the lock of the state directory", self._state.release),
+        )
+        for part, end in ends:
+            try:
+                await maybeDeferred(end)
+            except Exception:  # noqa: BLE001 - logged; the other parts end nevertheless
+                self.log.failure("{part} did not end well", part=part)
+
+    def _stop_listening(self) -> object:
+        return self._rest_port and self._rest_port.stopListening()
 
     def _sweep(self) -> None:
         for driver in self._drivers.values():

@@ -8,7 +8,6 @@ from typing import Any
 
 from twisted.internet.defer import DeferredLock
 from twisted.internet.task import deferLater
-from twisted.logger import Logger
 
 from drivers.interface import Generation
 from node.control import lasting
@@ -76,8 +75,12 @@ class Traffic:
 
     def begin(self, rows: Iterable[Row]) -> None:
         """Go on from the rows of an earlier node, and read the counters from now on."""
-        self._ledger.restore(rows)
+        self.restore(rows)
         self._poll.start()
+
+    def restore(self, rows: Iterable[Row]) -> None:
+        """Nobody has had these rows of an earlier node."""
+        self._ledger.restore(rows)
 
     def end(self) -> None:
         """Read no more by itself."""

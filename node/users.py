@@ -109,6 +109,12 @@ class Roster:
                 return helped, refused + doubts
         return roster, refused + roster._fill(supplied)
 
+    def updated(self, users: Iterable[User]) -> tuple[Roster, list[Refusal]]:
+        """A copy with these users added, changed or removed, as by `put_all`."""
+        copy = self._keeping(self.users, self._account_of)
+        _, refused = copy.put_all(users)
+        return copy, refused
+
     def _read(self, users: Iterable[User]) -> tuple[Supplied, list[Refusal]]:
         """Those of a set who can be here, and who cannot whatever the others are."""
         refused: list[Refusal] = []

@@ -245,6 +245,7 @@ def test_crashes(street: Street, who: str) -> None:
 def on_disk(node: NodeProcess) -> Bill:
     """What a node that is started now would know."""
     saved = Database(node.state / "state.db").peek()
+    assert saved is not None
     users = [row for row in saved.rows if row.scope is Scope.USER]
     both = {(row.name, "uplink"): row.uplink for row in users} | {(row.name, "downlink"): row.downlink for row in users}
     return +Bill(both)

@@ -6,8 +6,9 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from node import feeds
 from node.errors import InvalidRequest, NodeError, NotInitialized, TooLarge, UsersRefused
-from node.feeds import IN_FLIGHT, ChunkFeed, UserFeed
+from node.feeds import IN_FLIGHT, LONGEST_NAME, REMEMBERED, ChunkFeed, UserFeed
 from node.logs import LogRing
 from node.methods import MAX_BODY
 from node.runner import Runner
@@ -74,6 +75,20 @@ class UserFeedTests(FeedTests):
         self.successResultOf(self.feed(person("ann", "bad", "a"), person("ann", "one", "a")))
         self.successResultOf(self.feed(person("Bob", "bad", "a"), person("bob", "two", "a")))
         self.assertEqual(self.accounts(), {"ann": b"one", "bob": b"two"})
+
+    def test_what_went_well_is_not_kept(self) -> None:
+        """A stream may be open for weeks: it remembers who was refused, and of those only so many."""
+        self.start()
+        feed = UserFeed(self.runner)
+        for number in range(2 * REMEMBERED):
+            self.successResultOf(ensureDeferred(feed.feed(person(f"{number}", f"{number}", "a"))))
+        self.assertEqual(len(feed._refused), 0)
+        for number in range(REMEMBERED + 1):
+            self.successResultOf(ensureDeferred(feed.feed(person(f"{number}" + "x" * 1000, "bad", "a"))))
+        refused = self.failureResultOf(ensureDeferred(feed.finish()), UsersRefused).value.refused
+        self.assertEqual(len(refused), REMEMBERED)
+        self.assertTrue(refused[-1][0].startswith(f"{REMEMBERED}x"))
+        self.assertLessEqual(max(len(name) for name, _ in refused), LONGEST_NAME)
 
     def test_without_a_backend(self) -> None:
         """The stream stays open without a backend, takes messages, and tells at its end that there is none."""
@@ -176,6 +191,18 @@ class ChunkFeedTests(FeedTests):
         self.successResultOf(ensureDeferred(feed.feed(half)))
         half.index = 1
         self.failureResultOf(ensureDeferred(feed.feed(half)), TooLarge)
+
+    def test_users_are_counted(self) -> None:
+        """More than the most that a call may have is a wrong request, told when they come."""
+        self.patch(feeds, "MAX_USERS", 2)
+        self.start()
+        self.successResultOf(self.chunks(person("ann", "one", "a"), person("bob", "two", "a")))
+        feed = ChunkFeed(self.runner)
+        self.successResultOf(ensureDeferred(feed.feed(UsersChunk(users=[person("cy", "three", "a")]))))
+        more = UsersChunk(users=[person("di", "four", "a")] * 2, index=1, last=True)
+        fault = self.failureResultOf(ensureDeferred(feed.feed(more)), InvalidRequest).value
+        self.assertEqual((fault.http, fault.grpc), (400, "INVALID_ARGUMENT"))
+        self.assertEqual(set(self.accounts()), {"ann", "bob"})
 
     def test_bad_users_are_named_and_the_others_applied(self) -> None:
         """The good ones of a set are in force before the bad ones are reported."""

@@ -124,7 +124,11 @@ class Accounting(RuleBasedStateMachine):
         assert all(any(row.both) for row in self.ledger.all(USER))
         for scope in (Scope.INBOUND, Scope.OUTBOUND):
             running = {name for run in self.runs.values() for place, name, _ in run if place is scope}
-            assert running <= {row.name for row in self.ledger.all(scope)}
+            listed = {row.name for row in self.ledger.all(scope)}
+            assert running <= listed
+            # One that is gone has no row when its bytes are delivered.
+            known = {name for name in ("ann", "Ann", "bob", "İ") if self.ledger.one(scope, name)}
+            assert known - {name for taken in self.replies if taken.scope is scope for name in taken.rows} <= listed
 
 
 Accounting.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
@@ -202,6 +206,18 @@ def test_inbounds_that_run_are_listed_with_zero() -> None:
     assert list(ledger.all(Scope.INBOUND)) == listed[1:]
     ledger.settle(ledger.take(Scope.INBOUND), delivered=True)
     assert list(ledger.all(Scope.INBOUND)) == []
+
+
+def test_rows_do_not_pile_up() -> None:
+    """Inbounds that come and go leave nothing behind once their bytes are delivered, nor do users without bytes."""
+    ledger = Ledger()
+    for number in range(100):
+        inbound, user = counter_name(Scope.INBOUND, f"in {number}", UP), counter_name(USER, f"{number}", UP)
+        ledger.keep([number])
+        ledger.book(number, {inbound: number % 2, user: 0})
+        ledger.settle(ledger.take(Scope.INBOUND), delivered=True)
+    ledger.keep([])
+    assert {scope: len(rows) for scope, rows in ledger._pending.items()} == dict.fromkeys(Scope, 0)
 
 
 def test_a_lost_reply_comes_back() -> None:

@@ -969,6 +969,41 @@ class Users(RunnerTests):
         self.successResultOf(sync)
         self.assertEqual(self.core.accounts, {"a": {"bob": b"two"}})
 
+    def test_a_large_change_is_made_beside_the_reactor(self) -> None:
+        """What comes in chunks, too. It has the same effect as a small one, and what comes after it waits."""
+        self.started("a", ANN, BOB)
+        self.patch(members, "BUILD_INLINE", 0)
+        pool = SlowPool()
+        self.clock.getThreadPool = lambda: pool  # type: ignore[attr-defined]
+        self.clock.callFromThread = lambda call, *args: call(*args)  # type: ignore[attr-defined]
+        update = ensureDeferred(self.runner.update([person("bob"), CY, person("dan", "bad", "a")]))
+        later = self.sync_user(person("cy", "four", "a"))
+        self.assertNoResult(update)
+        self.assertNoResult(later)
+        self.assertEqual(self.accounts(), {"ann": b"one", "bob": b"two"})
+        pool.work()
+        [(name, _)] = self.failureResultOf(update, UsersRefused).value.refused
+        self.successResultOf(later)
+        self.assertEqual((name, self.accounts()), ("dan", {"ann": b"one", "cy": b"four"}))
+        self.assertEqual(list(self.record.kept), list(self.runner.roster.users))
+
+    def test_a_large_change_while_a_start_fails(self) -> None:
+        """It is made for what is back, and for nothing else."""
+        self.started("a", ANN)
+        self.driver.launching.shut = True
+        start = self.start("b", person("ann", "one", "b"))
+        self.patch(members, "BUILD_INLINE", 0)
+        pool = SlowPool()
+        self.clock.getThreadPool = lambda: pool  # type: ignore[attr-defined]
+        self.clock.callFromThread = lambda call, *args: call(*args)  # type: ignore[attr-defined]
+        update = ensureDeferred(self.runner.update([BOB, person("cy", "three", "b")]))
+        self.driver.faults = [CoreFailed("it fell")]
+        self.driver.launching.open()
+        self.failureResultOf(start, CoreFailed)
+        pool.work()
+        self.successResultOf(update)
+        self.assertEqual(self.core.accounts, {"a": {"ann": b"one", "bob": b"two"}})
+
     def test_nothing_for_another_configuration(self) -> None:
         """Changes that wait for a busy core are not made to it any more once another Start was accepted."""
         core = self.started("a,b", ANN)
@@ -1077,7 +1112,8 @@ class Records(RunnerTests):
 
     def test_everything(self) -> None:
         """A disk that lost some is given all: the same as by changes."""
-        self.assertFalse(self.runner.everything())
+        nothing = self.runner.everything()
+        self.assertEqual((nothing.request, nothing.users), (b"", {}))
         self.started("a", ANN)
         self.successResultOf(self.sync_user(BOB))
         everything = self.runner.everything()

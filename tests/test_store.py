@@ -175,8 +175,16 @@ def test_a_disk_that_cannot_be_written_can_be_read(file: Path) -> None:
     assert Database(file).peek() == saved
     killed = Database(file)
     killed.write(Changes(users={"b": b"B"}))
-    assert Database(file).peek().users == (b"A", b"B")
+    both = Database(file).peek()
+    assert both is not None
+    assert both.users == (b"A", b"B")
     assert Database(file.with_name("other")).peek() == Saved()
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    """That is something else than a file in which there is nothing."""
+    (tmp_path / "state.db").mkdir()
+    assert Database(tmp_path / "state.db").peek() is None
 
 
 class FailingDatabase(Database):
