@@ -353,6 +353,24 @@ class BalancingRule(_message.Message):
     outbound_selector: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, tag: _Optional[str] = ..., outbound_selector: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class ObservatoryConfig(_message.Message):
+    __slots__ = ("subject_selector",)
+    SUBJECT_SELECTOR_FIELD_NUMBER: _ClassVar[int]
+    subject_selector: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, subject_selector: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ReverseConfig(_message.Message):
+    __slots__ = ("portal_config",)
+    PORTAL_CONFIG_FIELD_NUMBER: _ClassVar[int]
+    portal_config: _containers.RepeatedCompositeFieldContainer[PortalConfig]
+    def __init__(self, portal_config: _Optional[_Iterable[_Union[PortalConfig, _Mapping]]] = ...) -> None: ...
+
+class PortalConfig(_message.Message):
+    __slots__ = ("tag",)
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    tag: str
+    def __init__(self, tag: _Optional[str] = ...) -> None: ...
+
 class Cidr(_message.Message):
     __slots__ = ("ip", "prefix")
     IP_FIELD_NUMBER: _ClassVar[int]

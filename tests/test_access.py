@@ -175,7 +175,9 @@ def test_masks(mask: str, ipv4: str, ipv6: str) -> None:
     assert shown.line(f"{NEW}[Info] app: dialing 93.184.216.34") == f"{NEW}[Info] app: dialing {ipv4}"
 
 
-@pytest.mark.parametrize("mask", ["/12+/64", "third", "/40", "-8", "/16+x"])
+@pytest.mark.parametrize(
+    "mask", ["/12+/64", "third", "/40", "-8", "/16+x", "9" * 5000, "/16+" + "1" * 5000, "\u0661\u0666", "/"]
+)
 def test_bad_masks(mask: str) -> None:
     """A mask that Xray would refuse is refused."""
     with pytest.raises(BadMask):

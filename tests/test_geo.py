@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,26 @@ def test_lists_that_moved(places: dict[str, Path]) -> None:
     (places["operator"] / "geosite.dat").rename(places["core"] / "geosite.dat")
     (places["core"] / "geosite.dat").write_text("new")
     assert (chosen(places) / "geosite.dat").read_text() == "new"
+
+
+def test_half_a_list(places: dict[str, Path]) -> None:
+    """On a disk that is full there is no list rather than half of one; half of one is replaced."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            chosen(places)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(places["private"].iterdir())
+    geoip = places["private"] / "geoip.dat"
+    geoip.write_bytes(private_geoip()[:100])
+    chosen(places)
+    assert geoip.read_bytes() == private_geoip()
+    (places["core"] / "geoip.dat").write_text("core's")
+    (places["operator"] / "geosite.dat").touch()
+    chosen(places)
+    assert geoip.read_text() == "core's"
 
 
 def test_what_is_private() -> None:

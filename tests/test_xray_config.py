@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 
 import pytest
@@ -307,22 +308,74 @@ def test_the_first_outbound_stays_the_first() -> None:
     assert list(rendered(taken_over(text)).outbound) == list(Config.FromString(convert(text)).outbound)
 
 
-SELECTORS = ([""], ["t"], ["txnode"], ["txnode-api-"], ["one", ""], ["", "zzz"], ["tw", "t"])
+SELECTORS = (
+    [""],
+    ["~"],
+    ["~t"],
+    ["~txnode"],
+    ["~txnode-api-"],
+    [f"~txnode-api-{first}" for first in "0123456789abcdef"],
+    ["one", ""],
+    ["", "zzz"],
+    ["tw", "~"],
+    ["", "", "~", "txnode-"],
+)
 
 
 @pytest.mark.parametrize("selector", SELECTORS, ids=str)
 def test_no_selector_reaches_the_api(selector: list[str]) -> None:
     """Selectors match by prefix: none matches the API's outbound, and all outbounds that it matched are still in."""
-    tags = ["one", "two", "three", "txnode-apis"]
-    balancer = {"tag": "b", "selector": selector}
+    tags = ["one", "two", "three", "txnode-api-7", "~ two", "portal"]
     made = of(
-        outbounds=[{"protocol": "freedom", "tag": tag} for tag in tags],
-        routing={"balancers": [balancer], "rules": [{"balancerTag": "b", "network": "tcp"}]},
+        outbounds=[{"protocol": "freedom", "tag": tag} for tag in tags[:-1]] + [{"protocol": "freedom"}],
+        reverse={"portals": [{"tag": tags[-1], "domain": "portal.test"}]},
+        observatory={"subjectSelector": selector},
+        burstObservatory={"subjectSelector": selector, "pingConfig": {}},
+        routing={
+            "balancers": [{"tag": "b", "selector": selector}],
+            "rules": [{"balancerTag": "b", "network": "tcp"}],
+        },
     )
-    (found,) = router(rendered(made)).balancing_rule
-    bounded = list(found.outbound_selector)
-    assert not [prefix for prefix in bounded if THROUGH_INBOUND.outbound.startswith(prefix)]
-    assert _matched(bounded, tags) == _matched(selector, tags)
+    message = rendered(made)
+    (balancer,) = router(message).balancing_rule
+    observatories = [
+        xray_pb2.ObservatoryConfig.FromString(app.value).subject_selector
+        for app in message.app
+        if ".observatory." in app.type
+    ]
+    assert len(observatories) == 2
+    for bound in map(list, (balancer.outbound_selector, *observatories)):
+        assert _matched(bound, [THROUGH_INBOUND.outbound]) == []
+        assert _matched(bound, tags) == _matched(selector, tags)
+
+
+@pytest.mark.parametrize("tag", ["~", "~tx", "~txnode-", "~txnode-api-7"])
+def test_tags_like_the_nodes(tag: str) -> None:
+    """A tag that begins as those of the node do, or that they begin with, is refused: a selector could mean either."""
+    portal = {"reverse": {"portals": [{"tag": tag, "domain": "portal.test"}]}}
+    for parts in (
+        {"outbounds": [{"protocol": "freedom", "tag": tag}]},
+        {"inbounds": [{**vless(), "tag": tag}]},
+        portal,
+    ):
+        with pytest.raises(InvalidConfig, match=tag):
+            of(**parts)
+
+
+def test_selectors_without_measure() -> None:
+    """Thousands of balancers that select thousands of outbounds take no time; too many are refused, not written out."""
+    outbounds = [{"protocol": "blackhole", "tag": str(number)} for number in range(2000)]
+
+    def balanced(balancers: int) -> list[int]:
+        routing = {"balancers": [{"tag": str(number), "selector": [""] * 500} for number in range(balancers)]}
+        made = of(outbounds=outbounds, routing=routing)
+        return [len(found.outbound_selector) for found in router(made.base).balancing_rule]
+
+    began = time.process_time()
+    assert balanced(20) == [2000] * 20
+    assert time.process_time() - began < 2
+    with pytest.raises(InvalidConfig, match="outbounds"):
+        balanced(501)
 
 
 def _matched(selector: list[str], tags: list[str]) -> list[str]:

@@ -29,7 +29,8 @@ _ACCESS = re.compile(_STAMP.pattern + "from ", re.ASCII)
 _IPV4 = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}", re.ASCII)
 _IPV6 = re.compile(r"(?:[\da-fA-F]{0,4}:[\da-fA-F]{0,4}){2,7}", re.ASCII)
 _NAMED_MASKS = {"quarter": (8, 16), "half": (16, 32), "full": (0, 0)}
-_BITS = re.compile(r"/?([+-]?\d+)", re.ASCII)
+# Python makes no number of thousands of digits.
+_BITS = re.compile(r"/?([+-]?\d{1,20})", re.ASCII)
 
 
 class Accepted(NamedTuple):
@@ -177,5 +178,5 @@ def _bits(text: str) -> int:
         return 0
     match = _BITS.fullmatch(text)
     if match is None:
-        raise BadMask(f"maskAddress: {text!r} is not a number of bits")
+        raise BadMask(f"maskAddress: {text[:20]!r} is not a number of bits")
     return int(match.group(1))

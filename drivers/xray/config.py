@@ -13,10 +13,11 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from drivers.credentials import KEY_BYTES
-from drivers.xray import streams
+from drivers.xray import selectors, streams
 from drivers.xray.access import BadMask, Mask, Shown
 from drivers.xray.accounts import BUILDERS, Inbound
 from drivers.xray.doors import Door, doors
+from drivers.xray.selectors import OURS
 from drivers.xray.text import Hints, hints
 from drivers.xray.wire import field
 from node.errors import InvalidConfig
@@ -59,7 +60,6 @@ API_SERVICES = (
 )
 Version = tuple[int, int, int]
 HYSTERIA_MISCOUNTED: Version = (26, 3, 27)
-API_PREFIX = "txnode-api-"
 _CONSOLE = 1
 _UNIX = 4
 
@@ -104,11 +104,11 @@ class Endpoint:
 
     @property
     def inbound(self) -> str:
-        return f"txnode-in-{self.token}"
+        return f"{OURS}in-{self.token}"
 
     @property
     def outbound(self) -> str:
-        return API_PREFIX + self.token
+        return f"{OURS}api-{self.token}"
 
 
 def plan(converted: bytes, text: str, exclude: frozenset[str], version: Version = HYSTERIA_MISCOUNTED) -> Plan:
@@ -228,8 +228,8 @@ def _take_over_apps(base: Config, count_inbounds: bool) -> Shown:
     base.app.extend(kept)
     shown = _edit(base, LOG, xray_pb2.LogConfig, _take_over_log)
     _edit(base, POLICY, xray_pb2.PolicyConfig, lambda policy: _count(policy, count_inbounds))
-    tags = [outbound.tag for outbound in base.outbound if outbound.tag]
-    _edit(base, ROUTER, xray_pb2.RouterConfig, lambda router: _bound_balancers(router, tags))
+    _edit(base, ROUTER, xray_pb2.RouterConfig, lambda _: None)
+    selectors.bind(base)
     if not any(app.type == STATS for app in base.app):
         base.app.append(TypedMessage(type=STATS))
     return shown
@@ -272,19 +272,6 @@ def _count(policy: xray_pb2.PolicyConfig, inbounds: bool) -> None:
     system.outbound_uplink = system.outbound_downlink = True
 
 
-def _bound_balancers(router: xray_pb2.RouterConfig, tags: list[str]) -> None:
-    """A selector is the beginning of tags; one that the API's tag begins with too is written out."""
-    for balancer in router.balancing_rule:
-        written = [_written_out(selector, tags) for selector in balancer.outbound_selector]
-        balancer.outbound_selector[:] = dict.fromkeys(selector for selectors in written for selector in selectors)
-
-
-def _written_out(selector: str, tags: list[str]) -> list[str]:
-    if not API_PREFIX.startswith(selector):
-        return [selector]
-    return [tag for tag in tags if tag.startswith(selector)]
-
-
 def _add_api(config: Config, api: Endpoint) -> None:
     commander = xray_pb2.CommanderConfig(tag=api.outbound)
     commander.service.extend(TypedMessage(type=service) for service in API_SERVICES)
@@ -310,7 +297,7 @@ def _add_api_inbound(config: Config, api: Endpoint) -> None:
             proxy_settings=TypedMessage(type=DOKODEMO, value=dokodemo.SerializeToString()),
         )
     )
-    rule = xray_pb2.RoutingRule(tag=api.outbound, inbound_tag=[api.inbound], rule_tag=f"txnode-rule-{api.token}")
+    rule = xray_pb2.RoutingRule(tag=api.outbound, inbound_tag=[api.inbound], rule_tag=f"{OURS}rule-{api.token}")
     first = xray_pb2.RouterConfig(rule=[rule]).SerializeToString()
     router = next(app for app in config.app if app.type == ROUTER)
     # Concatenated messages are merged, so ours is the first rule.

@@ -88,7 +88,10 @@ class Installation:
     def _environment(self, path: Path) -> dict[str, str]:
         """Clean: nothing of the node's own reaches the core, its key least of all."""
         configured = self._host.settings.get("XRAY_ASSETS_PATH")
-        directory = assets(Path(configured) if configured else None, path, self._host.directory / "assets")
+        try:
+            directory = assets(Path(configured) if configured else None, path, self._host.directory / "assets")
+        except OSError as fault:
+            raise CoreFailed(f"the core cannot have its lists of addresses: {fault}") from fault
         environment = {
             "PATH": os.defpath,
             "TZ": "UTC",

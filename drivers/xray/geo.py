@@ -6,6 +6,7 @@ Deployed panels route `geoip:private` by default, and a missing file refuses the
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,17 +28,35 @@ def private_geoip() -> bytes:
 
 
 def assets(configured: Path | None, executable: Path, private: Path) -> Path:
-    """The directory to use: the operator's, the executable's, or `private` with what either has and our geoip.dat."""
+    """The directory to use: the operator's, the executable's, or `private` with what either has and our geoip.dat.
+
+    Raises `OSError` where that cannot be made.
+    """
     candidates = [directory for directory in (configured, executable.parent) if directory and any(_lists(directory))]
     if candidates and (candidates[0] / "geoip.dat").is_file():
         return candidates[0]
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
     wanted = {path.name: path.resolve() for directory in reversed(candidates) for path in _lists(directory)}
     _link(wanted, private)
-    geoip = private / "geoip.dat"
-    if not geoip.is_file():
-        geoip.write_bytes(private_geoip())
+    if "geoip.dat" not in wanted:
+        _write_whole(private / "geoip.dat", private_geoip())
     return private
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Have a file with this content: half of it, of a disk that is full, would be used as if it were all."""
+    if path.is_file() and path.read_bytes() == content:
+        return
+    beside = path.with_suffix(".new")
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def _lists(directory: Path) -> Iterator[Path]:

@@ -1,0 +1,70 @@
+"""What selectors of a configuration reach: outbounds by the beginning of their tags, but never the node's own. Pure.
+
+The core does not tell the outbound of its API from others (`app/proxyman/outbound/outbound.go`, Select).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableSequence
+
+from node.errors import InvalidConfig
+from protos import xray_pb2
+from protos.xray_pb2 import Config
+
+# How the tags of what the node adds begin, and no others do.
+OURS = "~txnode-"
+_BEGINNINGS = frozenset(OURS[:length] for length in range(len(OURS) + 1))
+# Tags that the selectors of a configuration, all together, may be written out to.
+MOST = 1_000_000
+_ROUTER = "xray.app.router.Config"
+_REVERSE = "xray.app.reverse.Config"
+_OBSERVATORIES = ("xray.core.app.observatory.Config", "xray.core.app.observatory.burst.Config")
+
+
+def bind(base: Config) -> None:
+    """Have each selector that could reach what the node adds name the configuration's own outbounds instead.
+
+    Raises `InvalidConfig` for tags by which these could not be told from the node's.
+    """
+    outbounds = [tag for tag in dict.fromkeys(_outbounds(base)) if tag]
+    for tag in (*outbounds, *(inbound.tag for inbound in base.inbound if inbound.tag)):
+        if _could_be_ours(tag):
+            raise InvalidConfig(f"the tag {tag!r} is too much like the node's own, which begin with {OURS!r}")
+    reached = {beginning: [tag for tag in outbounds if tag.startswith(beginning)] for beginning in _BEGINNINGS}
+    room = MOST
+    for app in base.app:
+        if app.type == _ROUTER:
+            router = xray_pb2.RouterConfig.FromString(app.value)
+            for balancer in router.balancing_rule:
+                room = _write_out(balancer.outbound_selector, reached, room)
+            app.value = router.SerializeToString()
+        elif app.type in _OBSERVATORIES:
+            observatory = xray_pb2.ObservatoryConfig.FromString(app.value)
+            room = _write_out(observatory.subject_selector, reached, room)
+            app.value = observatory.SerializeToString()
+
+
+def _outbounds(base: Config) -> Iterator[str]:
+    """The tags of all outbounds; portals are some, too."""
+    for outbound in base.outbound:
+        yield outbound.tag
+    for app in base.app:
+        if app.type == _REVERSE:
+            for portal in xray_pb2.ReverseConfig.FromString(app.value).portal_config:
+                yield portal.tag
+
+
+def _write_out(selectors: MutableSequence[str], reached: Mapping[str, list[str]], room: int) -> int:
+    """Returns how much room is left."""
+    wide = [reached[beginning] for beginning in _BEGINNINGS.intersection(selectors)]
+    room -= sum(map(len, wide))
+    if room < 0:
+        raise InvalidConfig(f"the selectors of the configuration name more than {MOST:,} outbounds")
+    narrow = (selector for selector in selectors if not _could_be_ours(selector))
+    selectors[:] = dict.fromkeys((*narrow, *(tag for tags in wide for tag in tags)))
+    return room
+
+
+def _could_be_ours(beginning: str) -> bool:
+    """Whether tags of the node's own begin so, or it begins as they do."""
+    return beginning in _BEGINNINGS or beginning.startswith(OURS)
