@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing, suppress
+
+from twisted.logger import Logger
 
 from drivers.api import ApiFailed, Channel
 from drivers.sing_box.accounts import unlabelled
@@ -27,6 +29,10 @@ FRESH = 0.2
 SWEEP = 2.0
 # Between two looks at whether connections have ended.
 IDLE_POLL = 0.01
+# Connections that may end before they are listed: the core remembers 1,000. Seconds until the next list when there were
+# more than that: events are left out then, and the ends of which there is none cannot be counted.
+UNLISTED = 100
+CROWDED = 0.1
 # Closes in flight.
 IN_FLIGHT = 32
 
@@ -39,6 +45,8 @@ class Api:
     `barred` are the (tag, key) pairs whose connections are closed as they come; all of them while `closing`.
     """
 
+    log = Logger()
+
     def __init__(self, endpoint: Endpoint, live: Iterable[str]) -> None:
         self.ports = [range(port, port + 1) for port in endpoint.ports]
         self._daemon = Channel(f"127.0.0.1:{endpoint.port}", [("authorization", f"Bearer {endpoint.secret}")])
@@ -47,6 +55,9 @@ class Api:
         self._tasks: list[asyncio.Task[None]] = []
         self._barred: set[Pair] = set()
         self._closing = self._closed = False
+        # How many connections had ended when they were listed, and whether too many have since then.
+        self._listed_ends = 0
+        self._crowded = asyncio.Event()
         self._listing = asyncio.Lock()
         self._listed: tuple[float, list[Connection]] = (0.0, [])
 
@@ -73,18 +84,22 @@ class Api:
         if self._tally is not None:
             self._watch()
 
-    async def counters(self) -> dict[str, int]:
-        """All counters, by the core's names for them. Raises `ApiFailed`.
+    async def counters(self) -> tuple[dict[str, int], int]:
+        """All counters, by the core's names for them, and the bytes that they lack. Raises `ApiFailed`.
 
         Users are those whom v2ray_api was told of; without it, all but what they carried by live inbounds.
         """
-        if self._stats is None:
+        if self._tally is not None:
+            status = await self.status()
             await self.connections()
-            return dict(self._tally.counters) if self._tally else {}
+            # The core's own sum is exact, and older than what is compared with it: it lacks no less than this.
+            lacking = status.uplink_total + status.downlink_total - self._tally.carried
+            return dict(self._tally.counters), max(0, lacking)
+        assert self._stats is not None
         request = sing_box_pb2.QueryStatsRequest()
         path = STATS + "QueryStats"
         reply = await self._stats.call(path, request, sing_box_pb2.QueryStatsResponse, BULK_DEADLINE)
-        return {stat.name: stat.value for stat in reply.stat}
+        return {stat.name: stat.value for stat in reply.stat}, 0
 
     async def online(self, key: str) -> dict[str, int]:
         """A user's addresses, and when his newest connection from there began (Unix seconds). Raises `ApiFailed`."""
@@ -100,7 +115,7 @@ class Api:
         return addresses
 
     async def status(self) -> Status:
-        """Memory and goroutines. Raises `ApiFailed`."""
+        """Memory, goroutines, and the bytes of all connections. Raises `ApiFailed`."""
         request = Subscription(interval=10**9)
         async with aclosing(self._daemon.stream(DAEMON + "SubscribeStatus", request, Status, DEADLINE)) as stream:
             async for status in stream:
@@ -126,7 +141,7 @@ class Api:
         async with aclosing(self._daemon.stream(path, request, ConnectionEvents, BULK_DEADLINE)) as stream:
             async for message in stream:
                 if self._tally is not None:
-                    Stream(self._tally).take(message.events)
+                    Stream(self._tally).take(message)
                 return [event.connection for event in message.events if not event.connection.closed_at]
         return []
 
@@ -154,20 +169,48 @@ class Api:
 
     def _watch(self) -> None:
         if not self._tasks and not self._closed:
-            self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._look_again())]
+            steps = [
+                (self._follow, INTERVAL),
+                (self._sweep, SWEEP),
+                *([(self._keep_up, CROWDED)] if self._tally else []),
+            ]
+            self._tasks = [asyncio.create_task(self._again(step, pause)) for step, pause in steps]
+
+    async def _again(self, step: Callable[[], Awaitable[None]], pause: float) -> None:
+        """Do this for as long as we are, whatever it ends with."""
+        while True:
+            try:
+                await step()
+            except ApiFailed:
+                pass  # the core is busy, or about to be gone
+            except Exception:  # noqa: BLE001 - logged; removed users come in, and bytes are lost, where nobody follows
+                self.log.failure("the connections of a core were not followed for a moment")
+            await asyncio.sleep(pause)
 
     async def _follow(self) -> None:
-        """Take the events as they come. A stream that ends is opened again for as long as we are."""
+        """Take the events as they come."""
         path, request = DAEMON + "SubscribeConnections", Subscription(interval=int(INTERVAL * 1e9))
-        while True:
-            counted = Stream(self._tally) if self._tally is not None else None
-            with suppress(ApiFailed):
-                async with aclosing(self._daemon.stream(path, request, ConnectionEvents)) as stream:
-                    async for message in stream:
-                        if counted is not None:
-                            counted.take(message.events)
-                        self._close_barred(message)
-            await asyncio.sleep(INTERVAL)
+        counted = Stream(self._tally) if self._tally is not None else None
+        async with aclosing(self._daemon.stream(path, request, ConnectionEvents)) as stream:
+            async for message in stream:
+                if counted is not None:
+                    counted.take(message)
+                    self._note_ends(counted.tally)
+                self._close_barred(message)
+
+    def _note_ends(self, tally: Tally) -> None:
+        if tally.ended >= self._listed_ends + UNLISTED:
+            self._crowded.set()
+
+    async def _keep_up(self) -> None:
+        """List the connections before the core forgets those that ended: of many it leaves ends out of the stream."""
+        assert self._tally is not None
+        await self._crowded.wait()
+        self._crowded.clear()
+        await self.connections()
+        before, self._listed_ends = self._listed_ends, self._tally.ended
+        if self._tally.ended >= before + UNLISTED:
+            self._crowded.set()
 
     def _close_barred(self, message: ConnectionEvents) -> None:
         if self._barred or self._closing:
@@ -178,15 +221,10 @@ class Api:
                 self._tasks.append(task)
                 task.add_done_callback(self._tasks.remove)
 
-    async def _look_again(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP)
-            if self._barred:
-                with suppress(ApiFailed):
-                    await self._sweep()
-
     async def _sweep(self) -> None:
-        await self._close([connection.id for connection in await self.connections() if self._is_barred(connection)])
+        """Close what events did not tell of."""
+        if self._barred:
+            await self._close([connection.id for connection in await self.connections() if self._is_barred(connection)])
 
     def _is_barred(self, connection: Connection) -> bool:
         return self._closing or (connection.inbound, _key(connection)) in self._barred

@@ -25,8 +25,8 @@ from protos.service_pb2 import User
 Json = dict[str, Any]
 
 UNCERTAIN = (
-    "this sing-box was built without with_v2ray_api: traffic is summed from its connections, which is inexact above "
-    "some 1,000 new ones a second"
+    "this sing-box was built without with_v2ray_api: traffic is summed from its stream of connections, which leaves "
+    "some out when many begin and end at once on a busy machine; another warning tells by how much, once it has"
 )
 
 # Services that are, or open, an API of the core.

@@ -29,6 +29,7 @@ DRY = 0.5
 # run of the core is in force sooner than more of them.
 LIVE_COST = 6e-6
 LIVE_SECONDS = 5.0
+LACKING = "{:,} bytes that this run of the core carried are counted for nobody: its stream of connections left them out"
 
 
 class SingBoxGeneration:
@@ -36,7 +37,6 @@ class SingBoxGeneration:
 
     log = Logger()
     uncounted: frozenset[Scope] = frozenset()
-    warnings: Sequence[str] = ()
 
     def __init__(
         self, host: Host, plan: Plan, process: CoreProcess, api: Api, endpoint: Endpoint, users: Mapping[str, Accounts]
@@ -50,6 +50,8 @@ class SingBoxGeneration:
         # Whether v2ray_api counts who is in its configuration, and the labels of live users whom it does not know.
         self._counts = endpoint.stats_port is not None
         self._untold: set[str] = set()
+        # The most bytes that the counters ever lacked.
+        self._lacking = 0
         # Who is in its configuration, and of them those who may come in.
         self._configured = users
         self.accounts: dict[str, Accounts] = {tag: dict(accounts) for tag, accounts in users.items()}
@@ -64,13 +66,19 @@ class SingBoxGeneration:
     def pid(self) -> int | None:
         return self._process.pid
 
+    @property
+    def warnings(self) -> Sequence[str]:
+        return [LACKING.format(self._lacking)] if self._lacking else []
+
     def when_exited(self) -> Deferred[Exit]:
         return self._process.when_exited()
 
     async def counters(self) -> Reading:
         try:
             reading = dict(self.plan.silent)
-            for name, value in (await self._host.aio.run(self._api.counters())).items():
+            counted, lacking = await self._host.aio.run(self._api.counters())
+            self._lacking = max(self._lacking, lacking)
+            for name, value in counted.items():
                 _add(reading, unlabelled(name), value)
             for user, (up, down) in (await self._live_counters()).items():
                 _add(reading, f"user>>>{unlabelled(user)}>>>traffic>>>uplink", up)
@@ -228,6 +236,8 @@ class SingBoxGeneration:
         await self._close()
 
     def _ended(self, _: Exit) -> None:
+        for warning in self.warnings:
+            self.log.warn("{warning}", warning=warning)
         ensureDeferred(self._close()).addErrback(
             lambda failure: self.log.failure("connections to a core that is gone were not closed", failure)
         )
