@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.threads import deferToThreadPool
@@ -13,7 +13,7 @@ from twisted.logger import Logger
 from drivers.api import ApiFailed
 from drivers.interface import Exit, Host
 from drivers.process import CoreProcess
-from drivers.sing_box.accounts import label, name_of, stranger, unlabelled
+from drivers.sing_box.accounts import alike, label, login_of, name_of, stranger, unlabelled
 from drivers.sing_box.api import Api
 from drivers.sing_box.config import Endpoint, Plan
 from drivers.sing_box.live import LiveFailed, LiveUsers
@@ -52,6 +52,8 @@ class SingBoxGeneration:
         self._untold: set[str] = set()
         # The most bytes that the counters ever lacked.
         self._lacking = 0
+        # The labels of live users whose e-mails are spelled otherwise by now.
+        self._labels: dict[tuple[str, str], str] = {}
         # Who is in its configuration, and of them those who may come in.
         self._configured = users
         self.accounts: dict[str, Accounts] = {tag: dict(accounts) for tag, accounts in users.items()}
@@ -137,11 +139,14 @@ class SingBoxGeneration:
         real = {stranger(user, password) for user, password in (await live.listed(tag)).items()}
         if self.accounts[tag] != before:
             return 0  # users changed meanwhile: the next look tells
-        lost = [key for key, packed in before.items() if packed not in real]
-        strangers = {key_of(name_of(packed)): packed for packed in real.difference(before.values())}
+        known = {key: stranger(*self._login(tag, key, packed)) for key, packed in before.items()}
+        lost = [key for key, packed in known.items() if packed not in real]
+        strangers = {key_of(name_of(packed)): packed for packed in real.difference(known.values())}
         for key in lost:
             del self.accounts[tag][key]
-        self.accounts[tag].update(strangers)
+        for key, packed in strangers.items():
+            self.accounts[tag][key] = packed
+            self._labels.pop((tag, key), None)
         return len(strangers.keys() | lost)
 
     def kill(self) -> None:
@@ -150,15 +155,19 @@ class SingBoxGeneration:
     def free(self, changes: Sequence[Change]) -> list[Change]:
         """Those that need no other core: removals, who is in its configuration as he shall be, and live users."""
         live = [change for change in changes if change.tag in self._live_tags and change.packed is not None]
-        dear = self._cost(live) > LIVE_SECONDS
+        dear = self._cost([change for change in live if not self._is_respelled(change)]) > LIVE_SECONDS
         return [change for change in changes if self._is_free(change, dear)]
 
     def _is_free(self, change: Change, dear: bool) -> bool:
-        if change.packed is None:
+        if change.packed is None or self._is_respelled(change):
             return True
         if change.tag in self._live_tags:
             return not dear
-        return change.packed == self._configured[change.tag].get(change.key)
+        return alike(change.packed, self._configured[change.tag].get(change.key))
+
+    def _is_respelled(self, change: Change) -> bool:
+        """The user is in already, by the same credential, and only his e-mail is spelled otherwise."""
+        return change.packed is not None and alike(change.packed, self.accounts[change.tag].get(change.key))
 
     def _cost(self, live: Sequence[Change]) -> float:
         """Seconds that the core works on these."""
@@ -166,7 +175,9 @@ class SingBoxGeneration:
 
     async def admit(self, changes: Sequence[Change]) -> list[Refusal]:
         """Bring changes into force that need no other core: see `free`. Who is refused."""
-        coming = [change for change in changes if change.packed is not None]
+        respelled = set(filter(self._is_respelled, changes))
+        self._respell(respelled)
+        coming = [change for change in changes if change.packed is not None and change not in respelled]
         replaced = [change for change in coming if change.key in self.accounts[change.tag]]
         gone = [change for change in changes if change.packed is None] + replaced
         left = {(change.tag, change.key): self.accounts[change.tag].get(change.key) for change in gone}
@@ -185,6 +196,19 @@ class SingBoxGeneration:
             raise CoreFailed(f"the core did not end connections of removed users: {fault}") from fault
         return list(refused.values())
 
+    def _respell(self, changes: Iterable[Change]) -> None:
+        """The core keeps the spelling that it has until the next one."""
+        for tag, key, packed in changes:
+            assert packed is not None
+            if tag in self._live_tags:
+                self._labels[tag, key] = self._login(tag, key, self.accounts[tag][key])[0]
+            self.accounts[tag][key] = packed
+
+    def _login(self, tag: str, key: str, packed: bytes) -> tuple[str, str]:
+        """The label by which the core knows a live user, and the password."""
+        user, password = login_of(packed)
+        return self._labels.get((tag, key), user), password
+
     async def _shut_out(self, left: Mapping[tuple[str, str], bytes | None]) -> None:
         """Have the core forget credentials, where it can. Where that fails or is too dear, connections are closed."""
         live = [Change(tag, key, packed) for (tag, key), packed in left.items() if packed and tag in self._live_tags]
@@ -192,7 +216,7 @@ class SingBoxGeneration:
             return
         for change in live:
             try:
-                await self._live.shut_out(change.tag, label(name_of(change.packed or b"")))
+                await self._live.shut_out(change.tag, self._login(change.tag, change.key, change.packed or b"")[0])
             except LiveFailed as fault:
                 self.log.warn("a removed user's connections are closed as they come: {fault}", fault=fault)
 
@@ -201,9 +225,10 @@ class SingBoxGeneration:
         for tag, key, packed in coming:
             assert packed is not None
             if self._live is not None and tag in self._live_tags:
-                self._note(label(name_of(packed)), key)
+                user, password = self._login(tag, key, packed)
+                self._note(user, key)
                 try:
-                    await self._live.let_in(tag, packed)
+                    await self._live.let_in(tag, user, password)
                 except LiveFailed as fault:
                     refused[tag, key] = Refusal(name_of(packed), f"{tag}: {fault}")
                     continue
