@@ -12,6 +12,7 @@ import grpc.aio
 
 from drivers.sing_box.api import DAEMON, Api
 from drivers.sing_box.config import Endpoint
+from drivers.sing_box.fronts import Fronts
 from drivers.sing_box.tally import CLOSED
 from protos.sing_box_pb2 import Connection, ConnectionEvent, ConnectionEvents, Status, Subscription
 from tests.harness.ports import free_port
@@ -78,7 +79,7 @@ def with_daemon(told: int, scenario: Callable[[Daemon, Api], Awaitable[None]]) -
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(DAEMON.strip("/"), handlers),))
         server.add_insecure_port(f"127.0.0.1:{port}")
         await server.start()
-        api = Api(Endpoint(port, "secret"), [])
+        api = Api(Endpoint(port, "secret"), [], Fronts({}))
         try:
             await api.begin()
             await scenario(daemon, api)

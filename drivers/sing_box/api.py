@@ -9,10 +9,9 @@ from contextlib import aclosing, suppress
 from twisted.logger import Logger
 
 from drivers.api import ApiFailed, Channel
-from drivers.sing_box.accounts import unlabelled
 from drivers.sing_box.config import Endpoint
+from drivers.sing_box.fronts import Fronts, Pair, pair_of
 from drivers.sing_box.tally import Stream, Tally
-from node.users import key_of
 from protos import sing_box_pb2
 from protos.sing_box_pb2 import Connection, ConnectionEvents, Nothing, Status, Subscription
 
@@ -36,8 +35,6 @@ CROWDED = 0.1
 # Closes in flight.
 IN_FLIGHT = 32
 
-Pair = tuple[str, str]
-
 
 class Api:
     """The APIs of one run of the core.
@@ -47,12 +44,13 @@ class Api:
 
     log = Logger()
 
-    def __init__(self, endpoint: Endpoint, live: Iterable[str]) -> None:
+    def __init__(self, endpoint: Endpoint, live: Iterable[str], fronts: Fronts) -> None:
         self.ports = [range(port, port + 1) for port in endpoint.ports]
         self._daemon = Channel(f"127.0.0.1:{endpoint.port}", [("authorization", f"Bearer {endpoint.secret}")])
         self._stats = None if endpoint.stats_port is None else Channel(f"127.0.0.1:{endpoint.stats_port}")
         self._tally = None if self._stats else Tally(live)
         self._tasks: list[asyncio.Task[None]] = []
+        self._fronts = fronts
         self._barred: set[Pair] = set()
         self._closing = self._closed = False
         # How many connections had ended when they were listed, and whether too many have since then.
@@ -109,7 +107,7 @@ class Api:
                 self._listed = now, await self.connections()
         addresses: dict[str, int] = {}
         for connection in self._listed[1]:
-            if _key(connection) == key:
+            if pair_of(connection)[1] == key:
                 address = connection.source.rpartition(":")[0].strip("[]")
                 addresses[address] = max(addresses.get(address, 0), connection.created_at // 1000)
         return addresses
@@ -215,7 +213,7 @@ class Api:
     def _close_barred(self, message: ConnectionEvents) -> None:
         if self._barred or self._closing:
             known = [event.connection for event in message.events if event.HasField("connection")]
-            wanted = [connection.id for connection in known if not connection.closed_at and self._is_barred(connection)]
+            wanted = self._unwanted(connection for connection in known if not connection.closed_at)
             if wanted:
                 task = asyncio.create_task(self._close(wanted))
                 self._tasks.append(task)
@@ -224,10 +222,15 @@ class Api:
     async def _sweep(self) -> None:
         """Close what events did not tell of."""
         if self._barred:
-            await self._close([connection.id for connection in await self.connections() if self._is_barred(connection)])
+            await self._close(self._unwanted(await self.connections()))
 
-    def _is_barred(self, connection: Connection) -> bool:
-        return self._closing or (connection.inbound, _key(connection)) in self._barred
+    def _unwanted(self, connections: Iterable[Connection]) -> set[str]:
+        """Which of these are to be closed."""
+        some = list(connections)
+        if self._closing:
+            return {connection.id for connection in some}
+        barred = [connection for connection in some if pair_of(connection) in self._barred]
+        return {connection.id for connection in (*barred, *self._fronts.by_barred(some, self._barred))}
 
     async def _close(self, ids: Iterable[str]) -> None:
         """Close these connections; one that is gone by itself is fine."""
@@ -240,7 +243,3 @@ class Api:
                     await self._daemon.call(DAEMON + "CloseConnection", request, Nothing, DEADLINE)
 
         await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
-
-
-def _key(connection: Connection) -> str:
-    return key_of(unlabelled(connection.user))

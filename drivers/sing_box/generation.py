@@ -46,7 +46,7 @@ class SingBoxGeneration:
         self._process = process
         self._api = api
         self._live = LiveUsers(host.reactor, endpoint, plan.live) if plan.live else None
-        self._live_tags = frozenset(plan.live)
+        self._live_tags, self._unseen = frozenset(plan.live), plan.unseen
         # Whether v2ray_api counts who is in its configuration, and the labels of live users whom it does not know.
         self._counts = endpoint.stats_port is not None
         self._untold: set[str] = set()
@@ -153,13 +153,16 @@ class SingBoxGeneration:
         self._process.signal(signal.SIGKILL)
 
     def free(self, changes: Sequence[Change]) -> list[Change]:
-        """Those that need no other core: removals, who is in its configuration as he shall be, and live users."""
+        """Those that need no other core: most removals, who is in its configuration as he shall be, and live users."""
         live = [change for change in changes if change.tag in self._live_tags and change.packed is not None]
         dear = self._cost([change for change in live if not self._is_respelled(change)]) > LIVE_SECONDS
         return [change for change in changes if self._is_free(change, dear)]
 
     def _is_free(self, change: Change, dear: bool) -> bool:
-        if change.packed is None or self._is_respelled(change):
+        if change.packed is None:
+            # Connections of those whom nobody sees can only be ended with all others.
+            return change.tag not in self._unseen
+        if self._is_respelled(change):
             return True
         if change.tag in self._live_tags:
             return not dear
