@@ -31,12 +31,16 @@ class Subscription(_message.Message):
     def __init__(self, interval: _Optional[int] = ...) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("memory", "goroutines")
+    __slots__ = ("memory", "goroutines", "uplink_total", "downlink_total")
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     GOROUTINES_FIELD_NUMBER: _ClassVar[int]
+    UPLINK_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DOWNLINK_TOTAL_FIELD_NUMBER: _ClassVar[int]
     memory: int
     goroutines: int
-    def __init__(self, memory: _Optional[int] = ..., goroutines: _Optional[int] = ...) -> None: ...
+    uplink_total: int
+    downlink_total: int
+    def __init__(self, memory: _Optional[int] = ..., goroutines: _Optional[int] = ..., uplink_total: _Optional[int] = ..., downlink_total: _Optional[int] = ...) -> None: ...
 
 class ConnectionEvents(_message.Message):
     __slots__ = ("events", "reset")

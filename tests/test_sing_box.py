@@ -122,6 +122,51 @@ def test_a_removed_user_is_out(
         assert gets_in(second, echo)
 
 
+def test_out_by_one_way_alone(box: Box, certificate: certs.Certificate, cover: CoverServer, echo: EchoServer) -> None:
+    """Who may not come by ShadowTLS any more, but by the inbound behind it: what came that way ends, and only that."""
+    door = Door(next(way for way in ways(certificate, cover.port) if way.name == "shadowtls"))
+    stays, goes = TestUser.new("stays"), TestUser.new("goes")
+    direct = [{**door.outbounds(goes)[0], "server_port": door.inner_port}]
+    direct[0].pop("detour")
+    box.controller.start(backend(door.inbounds, [door.user(stays), door.user(goes)]))
+    pids = box.node.core_pids()
+    ports = {free_port(): door.outbounds(stays), free_port(): direct, free_port(): door.outbounds(goes)}
+    with SingBoxClient(ports), ExitStack() as stack:
+        stay, inner, out = ports
+        for port in (stay, inner):
+            stack.enter_context(talking(stack.enter_context(transfer.connect(port, echo))))
+        his = [stack.enter_context(transfer.connect(out, echo, timeout=1)) for _ in range(3)]
+        less = door.user(goes)
+        less.inbounds.remove("shadowtls")
+        box.controller.sync_user(less)
+        for link in his:
+            with pytest.raises(OSError):
+                transfer.echo(link, b"am I in?")
+        assert not stays_in(out, echo)
+        assert stays_in(inner, echo)
+        box.controller.sync_user(door.user(goes))
+        assert gets_in(out, echo)
+    assert box.node.core_pids() == pids
+
+
+def test_out_by_a_way_whose_users_nobody_sees(
+    box: Box, certificate: certs.Certificate, cover: CoverServer, echo: EchoServer
+) -> None:
+    """Behind ShadowTLS all are the one user of the configuration: who is removed is out with a new core."""
+    door = Door(next(way for way in ways(certificate, cover.port) if way.name == "shadowtls"))
+    stays, goes = TestUser.new("stays"), TestUser.new("goes")
+    box.controller.start(backend(door.inbounds, [door.user(stays), door.user(goes)], exclude=["shadowtls-inner"]))
+    ports: dict[int, list[Json]] = {}
+    for person in (stays, goes):
+        inner, front = door.outbounds(person)
+        ports[free_port()] = [{**inner, "password": SERVER_KEY}, front]
+    with SingBoxClient(ports):
+        first, second = ports
+        assert gets_in(first, echo) and gets_in(second, echo)
+        box.controller.sync_user(service_pb2.User(email="goes"))
+        assert gets_in(first, echo) and not gets_in(second, echo)
+
+
 def test_added_users_and_every_byte(box: Box, echo: EchoServer) -> None:
     """A new user can connect when the call returns; across four cores in a row no byte is lost or counted twice."""
     door, first = Door(VLESS), TestUser.new("first")

@@ -71,8 +71,8 @@ class DriverTests(TestCase):
     async def test_what_somebody_else_did(self) -> None:
         """A user who was added, changed or taken away behind the node's back is seen, and put right."""
         assert await self.core.audit() == 0
-        await self.live.let_in(TAG, stranger("stranger", _key()))
-        await self.live.let_in(TAG, stranger("Anna", _key()))
+        await self.live.let_in(TAG, "stranger", _key())
+        await self.live.let_in(TAG, "Anna", _key())
         await self.live.shut_out(TAG, "bert")
         assert await self.core.audit() == 3
         wanted = [Change(TAG, key, self.roster.target[TAG].get(key)) for key in ("anna", "bert", "stranger")]
@@ -80,6 +80,26 @@ class DriverTests(TestCase):
         assert await self.core.audit() == 0
         assert self.core.accounts[TAG] == self.roster.target[TAG]
         assert (await self.live.listed(TAG)).keys() == {"Anna", "bert"}
+
+    async def test_another_spelling(self) -> None:
+        """The core keeps the spelling that it has, and its list is taken for what it is."""
+        anna = self.roster.target[TAG]["anna"]
+        before = dict(await self.live.listed(TAG))
+        for spelling in (b"ANNA", b"anna"):
+            change = Change(TAG, "anna", anna.replace(b"Anna", spelling))
+            assert self.core.free([change]) == [change]
+            assert await self.driver.apply(self.core, [change], never) == (self.core, [])
+            assert self.core.accounts[TAG]["anna"] == change.packed
+        assert await self.live.listed(TAG) == before
+        assert await self.core.audit() == 0
+        await self.live.shut_out(TAG, "Anna")
+        assert await self.core.audit() == 1
+        await self.driver.apply(self.core, [change], never)
+        assert await self.live.listed(TAG) == before
+        # With another credential too.
+        await self.driver.apply(self.core, [Change(TAG, "anna", stranger("aNNa", _key()))], never)
+        assert (await self.live.listed(TAG)).keys() == before.keys()
+        assert await self.core.audit() == 0
 
     async def test_removed_and_as_before(self) -> None:
         """Who comes back with the credential that he had at the start is let in again."""
@@ -111,7 +131,7 @@ class DriverTests(TestCase):
         self.core.kill()
         await self.core.when_exited()
         with self.assertRaises(LiveFailed):
-            await self.live.let_in(TAG, stranger("new", _key()))
+            await self.live.let_in(TAG, "new", _key())
 
 
 def test_what_was_carried() -> None:

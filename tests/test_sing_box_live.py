@@ -181,3 +181,32 @@ def test_a_core_that_comes_back_has_them(box: Box, echo: EchoServer) -> None:
     until(lambda: box.node.core_pids() not in ([], [pid]) and box.controller.info().running, 5)
     with client((door, first), (door, late)) as ports:
         assert all(gets_in(port, echo) for port in ports)
+
+
+def test_another_spelling(box: Box, echo: EchoServer) -> None:
+    """An e-mail in another case with the same credential changes nothing, but by what name its user is removed."""
+    live, other = Door(shadowsocks_2022()), Door(VLESS)
+    person, stays = TestUser.new("Anna@X"), TestUser.new("stays")
+    again = TestUser("anna@x", person.uuid, person.password)
+    box.controller.start(backend(live.inbounds + other.inbounds, [both(person, live, other), other.user(stays)]))
+    pids = box.node.core_pids()
+    with client((live, person), (other, person), (other, stays)) as ports, ExitStack() as stack:
+        links = [stack.enter_context(transfer.connect(port, echo, timeout=1)) for port in ports]
+        for link in links:
+            stack.enter_context(talking(link))
+        box.controller.sync_user(both(again, live, other))
+        box.controller.sync_users([both(person, live, other), other.user(stays)])
+        box.controller.sync_users([both(again, live, other), other.user(stays)])
+        assert box.counted(UserStat, "ANNA@X")
+        assert list(box.controller.online_ips("anna@x").ips) == ["127.0.0.1"]
+    with client((live, person), (other, person)) as ports, ExitStack() as stack:
+        links = [stack.enter_context(transfer.connect(port, echo, timeout=1)) for port in ports]
+        box.controller.sync_users([other.user(stays)])
+        for link in links:
+            with pytest.raises(OSError):
+                transfer.echo(link, b"am I in?")
+        assert not any(stays_in(port, echo) for port in ports)
+        assert not gets_in(ports[0], echo), "the core was told by the name that it knows"
+        box.controller.sync_users([both(again, live, other), other.user(stays)])
+        assert all(gets_in(port, echo) for port in ports)
+    assert box.node.core_pids() == pids

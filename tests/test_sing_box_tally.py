@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drivers.sing_box.tally import CLOSED, REMEMBERED, Stream, Tally
-from protos.sing_box_pb2 import Connection, ConnectionEvent
+from protos.sing_box_pb2 import Connection, ConnectionEvent, ConnectionEvents
 
 NEW, UPDATE = 0, 1
 
@@ -27,6 +27,16 @@ def closed(id: str, up: int) -> ConnectionEvent:
     return ConnectionEvent(type=CLOSED, id=id, connection=connection(id, up, closed=True))
 
 
+def told(*events: ConnectionEvent) -> ConnectionEvents:
+    """What a stream says as it goes on."""
+    return ConnectionEvents(events=events)
+
+
+def listed(*events: ConnectionEvent) -> ConnectionEvents:
+    """What a stream begins with: all that are open, and some of those that ended."""
+    return ConnectionEvents(events=events, reset=True)
+
+
 def uplink(tally: Tally, name: str = "user>>>a") -> int:
     return tally.counters.get(f"{name}>>>traffic>>>uplink", 0)
 
@@ -34,7 +44,7 @@ def uplink(tally: Tally, name: str = "user>>>a") -> int:
 def test_a_connection_counts_for_its_user_and_both_ends() -> None:
     """A name that is not there counts for nobody."""
     tally = Tally()
-    Stream(tally).take([new("1"), update("1", 10), ConnectionEvent(id="2", connection=connection("2", 5, user=""))])
+    Stream(tally).take(told(new("1"), update("1", 10), ConnectionEvent(id="2", connection=connection("2", 5, user=""))))
     assert [uplink(tally, name) for name in ("user>>>a", "inbound>>>in", "outbound>>>out")] == [10, 15, 15]
     assert not [name for name in tally.counters if name.startswith("user>>>>>>")]
 
@@ -43,11 +53,11 @@ def test_two_streams_count_once() -> None:
     """A list that is asked for beside the stream says the sum, and the next update is the stream's own."""
     tally = Tally()
     stream = Stream(tally)
-    stream.take([new("1"), update("1", 10)])
-    Stream(tally).take([new("1", 25)])
-    stream.take([update("1", 15)])
+    stream.take(told(new("1"), update("1", 10)))
+    Stream(tally).take(listed(new("1", 25)))
+    stream.take(told(update("1", 15)))
     assert uplink(tally) == 25
-    stream.take([update("1", 5)])
+    stream.take(told(update("1", 5)))
     assert uplink(tally) == 30
 
 
@@ -55,8 +65,8 @@ def test_an_end_that_is_said_again() -> None:
     """By the same stream, without the connection, and by the next one, which begins with the last that were closed."""
     tally = Tally()
     stream = Stream(tally)
-    stream.take([new("1"), update("1", 10), closed("1", 12), ConnectionEvent(type=CLOSED, id="1"), closed("1", 12)])
-    Stream(tally).take([new("1", 12, closed=True)])
+    stream.take(told(new("1"), update("1", 10), closed("1", 12), ConnectionEvent(type=CLOSED, id="1"), closed("1", 12)))
+    Stream(tally).take(listed(new("1", 12, closed=True)))
     assert uplink(tally) == 12
 
 
@@ -64,9 +74,9 @@ def test_a_beginning_that_was_left_out() -> None:
     """Updates of an unknown connection wait for its end, which has the sum."""
     tally = Tally()
     stream = Stream(tally)
-    stream.take([update("1", 10)])
+    stream.take(told(update("1", 10)))
     assert uplink(tally) == 0
-    stream.take([closed("1", 30)])
+    stream.take(told(closed("1", 30)))
     assert uplink(tally) == 30
 
 
@@ -75,10 +85,33 @@ def test_memory_is_bounded() -> None:
     tally = Tally()
     stream = Stream(tally)
     for number in range(REMEMBERED + 100):
-        stream.take([new(str(number)), closed(str(number), 1)])
+        stream.take(told(new(str(number)), closed(str(number), 1)))
     assert uplink(tally) == REMEMBERED + 100
     assert len(tally._closed) == REMEMBERED
     assert not tally._open and not stream._sums
+
+
+def test_bytes_between_the_two_looks_that_a_beginning_is_made_of() -> None:
+    """The core looks at a new connection's sum, and again when it tells of it: updates add to the first look."""
+    tally = Tally()
+    stream = Stream(tally)
+    stream.take(told(new("1", 200)))
+    stream.take(told(update("1", 200)))
+    assert uplink(tally) == 200
+    stream.take(told(closed("1", 200)))
+    assert uplink(tally) == tally.carried == 200
+
+
+def test_an_end_that_was_left_out() -> None:
+    """The next list does not have the connection any more. One that it has is open, whatever was thought of it."""
+    tally = Tally()
+    stream = Stream(tally)
+    stream.take(told(new("1"), new("2"), update("1", 10)))
+    Stream(tally).take(listed(new("2", 5)))
+    assert (list(tally._open), list(tally._closed), tally.ended) == (["2"], ["1"], 1)
+    Stream(tally).take(listed(new("1", 15), new("2", 5)))
+    assert tally._open.keys() == {"1", "2"} and not tally._closed
+    assert uplink(tally) == 20
 
 
 @given(st.data())
@@ -86,28 +119,42 @@ def test_never_too_much_and_all_of_it_in_the_end(data: st.DataObject) -> None:
     """Whatever is left out of a stream but the ends, and however often it begins anew: no byte is counted twice."""
     tally = Tally()
     stream = Stream(tally)
-    carried = dict.fromkeys("12345", 0)
-    known = dict.fromkeys(carried, 0)
-    open_ = set(carried)
+    carried: dict[str, int] = {}
+    known: dict[str, int] = {}
+    open_: set[str] = set()
+
+    def carry(id: str) -> None:
+        carried[id] += data.draw(st.integers(0, 100))
+
     for _ in range(data.draw(st.integers(0, 30))):
-        match data.draw(st.sampled_from(["carry", "tick", "list", "again", "close"])):
+        match data.draw(st.sampled_from(["open", "carry", "tick", "list", "again", "close"])):
+            case "open":
+                id = str(len(carried))
+                open_.add(id)
+                carried[id] = known[id] = data.draw(st.integers(0, 100))
+                carry(id)
+                if data.draw(st.booleans()):
+                    stream.take(told(new(id, carried[id])))
             case "carry" if open_:
-                carried[data.draw(st.sampled_from(sorted(open_)))] += data.draw(st.integers(0, 100))
+                carry(data.draw(st.sampled_from(sorted(open_))))
             case "tick":
                 for id in sorted(open_):
                     event, known[id] = update(id, carried[id] - known[id]), carried[id]
                     if data.draw(st.booleans()):
-                        stream.take([event])
+                        stream.take(told(event))
             case "list":
-                Stream(tally).take([new(id, carried[id]) for id in open_])
+                Stream(tally).take(listed(*(new(id, carried[id]) for id in open_)))
             case "again":
                 stream = Stream(tally)
+                begins = [new(id, carried[id], closed=id not in open_) for id in carried]
+                for id in sorted(open_):
+                    carry(id)
                 known = dict(carried)
-                stream.take([new(id, carried[id], closed=id not in open_) for id in carried])
+                stream.take(listed(*begins))
             case "close" if open_:
                 id = data.draw(st.sampled_from(sorted(open_)))
                 open_.discard(id)
-                stream.take([closed(id, carried[id])])
+                stream.take(told(closed(id, carried[id])))
         assert uplink(tally) <= sum(carried.values())
-    stream.take([closed(id, carried[id]) for id in open_])
+    stream.take(told(*(closed(id, carried[id]) for id in open_)))
     assert uplink(tally) == sum(carried.values())

@@ -17,6 +17,7 @@ from drivers.sing_box import config
 from drivers.sing_box.accounts import name_of, unlabelled
 from drivers.sing_box.api import Api
 from drivers.sing_box.executable import ENVIRONMENT, Executable, Installation
+from drivers.sing_box.fronts import Fronts
 from drivers.sing_box.generation import SingBoxGeneration
 from node.errors import CoreFailed, InvalidConfig, NodeError, PortTaken
 from node.logs import Logger
@@ -75,7 +76,7 @@ class SingBox:
         text = await self._render(plan, endpoint, target, f"/proc/self/fd/{_ROLL}")
         roll = await starting.built(self._host.reactor, target, config.roll, plan, endpoint, target)
         core = self._spawn(executable, text, roll, endpoint)
-        api = Api(endpoint, plan.live)
+        api = Api(endpoint, plan.live, Fronts(plan.fronts))
         aio = self._host.aio
         try:
             await starting.ready(

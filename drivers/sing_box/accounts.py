@@ -41,6 +41,8 @@ MAX_WORD = 255
 # e-mail has it.
 _SLASH = "\ue000"
 
+# How entries begin, and those in which the name is nothing but a name.
+_NAMED = b'{"name": '
 _NAME = re.compile(rb'\{"(?:user)?name": ("(?:[^"\\]|\\.)*")')
 
 
@@ -175,6 +177,22 @@ def quoted_name(packed: bytes) -> bytes:
     match = _NAME.match(packed)
     assert match is not None
     return match[1]
+
+
+def alike(one: bytes | None, other: bytes | None) -> bool:
+    """Whether two entries of one user let him in by the same credential: his e-mail may be spelled in another case.
+
+    Where the e-mail is what he logs in by, its spelling belongs to the credential.
+    """
+    if one is None or other is None or not one.startswith(_NAMED):
+        return one == other
+    return _unnamed(one) == _unnamed(other)
+
+
+def _unnamed(packed: bytes) -> bytes:
+    match = _NAME.match(packed)
+    assert match is not None
+    return packed[match.end() :]
 
 
 def label(name: str) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing, suppress
 
+from twisted.logger import Logger
+
 from drivers.api import ApiFailed, Channel
-from drivers.sing_box.accounts import unlabelled
 from drivers.sing_box.config import Endpoint
+from drivers.sing_box.fronts import Fronts, Pair, pair_of
 from drivers.sing_box.tally import Stream, Tally
-from node.users import key_of
 from protos import sing_box_pb2
 from protos.sing_box_pb2 import Connection, ConnectionEvents, Nothing, Status, Subscription
 
@@ -27,10 +28,12 @@ FRESH = 0.2
 SWEEP = 2.0
 # Between two looks at whether connections have ended.
 IDLE_POLL = 0.01
+# Connections that may end before they are listed: the core remembers 1,000. Seconds until the next list when there were
+# more than that: events are left out then, and the ends of which there is none cannot be counted.
+UNLISTED = 100
+CROWDED = 0.1
 # Closes in flight.
 IN_FLIGHT = 32
-
-Pair = tuple[str, str]
 
 
 class Api:
@@ -39,14 +42,20 @@ class Api:
     `barred` are the (tag, key) pairs whose connections are closed as they come; all of them while `closing`.
     """
 
-    def __init__(self, endpoint: Endpoint, live: Iterable[str]) -> None:
+    log = Logger()
+
+    def __init__(self, endpoint: Endpoint, live: Iterable[str], fronts: Fronts) -> None:
         self.ports = [range(port, port + 1) for port in endpoint.ports]
         self._daemon = Channel(f"127.0.0.1:{endpoint.port}", [("authorization", f"Bearer {endpoint.secret}")])
         self._stats = None if endpoint.stats_port is None else Channel(f"127.0.0.1:{endpoint.stats_port}")
         self._tally = None if self._stats else Tally(live)
         self._tasks: list[asyncio.Task[None]] = []
+        self._fronts = fronts
         self._barred: set[Pair] = set()
         self._closing = self._closed = False
+        # How many connections had ended when they were listed, and whether too many have since then.
+        self._listed_ends = 0
+        self._crowded = asyncio.Event()
         self._listing = asyncio.Lock()
         self._listed: tuple[float, list[Connection]] = (0.0, [])
 
@@ -73,18 +82,22 @@ class Api:
         if self._tally is not None:
             self._watch()
 
-    async def counters(self) -> dict[str, int]:
-        """All counters, by the core's names for them. Raises `ApiFailed`.
+    async def counters(self) -> tuple[dict[str, int], int]:
+        """All counters, by the core's names for them, and the bytes that they lack. Raises `ApiFailed`.
 
         Users are those whom v2ray_api was told of; without it, all but what they carried by live inbounds.
         """
-        if self._stats is None:
+        if self._tally is not None:
+            status = await self.status()
             await self.connections()
-            return dict(self._tally.counters) if self._tally else {}
+            # The core's own sum is exact, and older than what is compared with it: it lacks no less than this.
+            lacking = status.uplink_total + status.downlink_total - self._tally.carried
+            return dict(self._tally.counters), max(0, lacking)
+        assert self._stats is not None
         request = sing_box_pb2.QueryStatsRequest()
         path = STATS + "QueryStats"
         reply = await self._stats.call(path, request, sing_box_pb2.QueryStatsResponse, BULK_DEADLINE)
-        return {stat.name: stat.value for stat in reply.stat}
+        return {stat.name: stat.value for stat in reply.stat}, 0
 
     async def online(self, key: str) -> dict[str, int]:
         """A user's addresses, and when his newest connection from there began (Unix seconds). Raises `ApiFailed`."""
@@ -94,13 +107,13 @@ class Api:
                 self._listed = now, await self.connections()
         addresses: dict[str, int] = {}
         for connection in self._listed[1]:
-            if _key(connection) == key:
+            if pair_of(connection)[1] == key:
                 address = connection.source.rpartition(":")[0].strip("[]")
                 addresses[address] = max(addresses.get(address, 0), connection.created_at // 1000)
         return addresses
 
     async def status(self) -> Status:
-        """Memory and goroutines. Raises `ApiFailed`."""
+        """Memory, goroutines, and the bytes of all connections. Raises `ApiFailed`."""
         request = Subscription(interval=10**9)
         async with aclosing(self._daemon.stream(DAEMON + "SubscribeStatus", request, Status, DEADLINE)) as stream:
             async for status in stream:
@@ -126,7 +139,7 @@ class Api:
         async with aclosing(self._daemon.stream(path, request, ConnectionEvents, BULK_DEADLINE)) as stream:
             async for message in stream:
                 if self._tally is not None:
-                    Stream(self._tally).take(message.events)
+                    Stream(self._tally).take(message)
                 return [event.connection for event in message.events if not event.connection.closed_at]
         return []
 
@@ -154,42 +167,70 @@ class Api:
 
     def _watch(self) -> None:
         if not self._tasks and not self._closed:
-            self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._look_again())]
+            steps = [
+                (self._follow, INTERVAL),
+                (self._sweep, SWEEP),
+                *([(self._keep_up, CROWDED)] if self._tally else []),
+            ]
+            self._tasks = [asyncio.create_task(self._again(step, pause)) for step, pause in steps]
+
+    async def _again(self, step: Callable[[], Awaitable[None]], pause: float) -> None:
+        """Do this for as long as we are, whatever it ends with."""
+        while True:
+            try:
+                await step()
+            except ApiFailed:
+                pass  # the core is busy, or about to be gone
+            except Exception:  # noqa: BLE001 - logged; removed users come in, and bytes are lost, where nobody follows
+                self.log.failure("the connections of a core were not followed for a moment")
+            await asyncio.sleep(pause)
 
     async def _follow(self) -> None:
-        """Take the events as they come. A stream that ends is opened again for as long as we are."""
+        """Take the events as they come."""
         path, request = DAEMON + "SubscribeConnections", Subscription(interval=int(INTERVAL * 1e9))
-        while True:
-            counted = Stream(self._tally) if self._tally is not None else None
-            with suppress(ApiFailed):
-                async with aclosing(self._daemon.stream(path, request, ConnectionEvents)) as stream:
-                    async for message in stream:
-                        if counted is not None:
-                            counted.take(message.events)
-                        self._close_barred(message)
-            await asyncio.sleep(INTERVAL)
+        counted = Stream(self._tally) if self._tally is not None else None
+        async with aclosing(self._daemon.stream(path, request, ConnectionEvents)) as stream:
+            async for message in stream:
+                if counted is not None:
+                    counted.take(message)
+                    self._note_ends(counted.tally)
+                self._close_barred(message)
+
+    def _note_ends(self, tally: Tally) -> None:
+        if tally.ended >= self._listed_ends + UNLISTED:
+            self._crowded.set()
+
+    async def _keep_up(self) -> None:
+        """List the connections before the core forgets those that ended: of many it leaves ends out of the stream."""
+        assert self._tally is not None
+        await self._crowded.wait()
+        self._crowded.clear()
+        await self.connections()
+        before, self._listed_ends = self._listed_ends, self._tally.ended
+        if self._tally.ended >= before + UNLISTED:
+            self._crowded.set()
 
     def _close_barred(self, message: ConnectionEvents) -> None:
         if self._barred or self._closing:
             known = [event.connection for event in message.events if event.HasField("connection")]
-            wanted = [connection.id for connection in known if not connection.closed_at and self._is_barred(connection)]
+            wanted = self._unwanted(connection for connection in known if not connection.closed_at)
             if wanted:
                 task = asyncio.create_task(self._close(wanted))
                 self._tasks.append(task)
                 task.add_done_callback(self._tasks.remove)
 
-    async def _look_again(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP)
-            if self._barred:
-                with suppress(ApiFailed):
-                    await self._sweep()
-
     async def _sweep(self) -> None:
-        await self._close([connection.id for connection in await self.connections() if self._is_barred(connection)])
+        """Close what events did not tell of."""
+        if self._barred:
+            await self._close(self._unwanted(await self.connections()))
 
-    def _is_barred(self, connection: Connection) -> bool:
-        return self._closing or (connection.inbound, _key(connection)) in self._barred
+    def _unwanted(self, connections: Iterable[Connection]) -> set[str]:
+        """Which of these are to be closed."""
+        some = list(connections)
+        if self._closing:
+            return {connection.id for connection in some}
+        barred = [connection for connection in some if pair_of(connection) in self._barred]
+        return {connection.id for connection in (*barred, *self._fronts.by_barred(some, self._barred))}
 
     async def _close(self, ids: Iterable[str]) -> None:
         """Close these connections; one that is gone by itself is fine."""
@@ -202,7 +243,3 @@ class Api:
                     await self._daemon.call(DAEMON + "CloseConnection", request, Nothing, DEADLINE)
 
         await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
-
-
-def _key(connection: Connection) -> str:
-    return key_of(unlabelled(connection.user))

@@ -25,8 +25,8 @@ from protos.service_pb2 import User
 Json = dict[str, Any]
 
 UNCERTAIN = (
-    "this sing-box was built without with_v2ray_api: traffic is summed from its connections, which is inexact above "
-    "some 1,000 new ones a second"
+    "this sing-box was built without with_v2ray_api: traffic is summed from its stream of connections, which leaves "
+    "some out when many begin and end at once on a busy machine; another warning tells by how much, once it has"
 )
 
 # Services that are, or open, an API of the core.
@@ -38,6 +38,8 @@ _COUNTED = [
     f"user_{what}"
     for what in ("uplink", "downlink", "uplink_packets", "downlink_packets", "tcp_sessions", "udp_sessions")
 ]
+# Types whose connections another inbound takes on (`detour`).
+_LEADING = ("shadowtls", "vmess")
 # Types that listen on UDP alone.
 _QUIC = ("hysteria", "hysteria2", "tuic")
 # Keys that name a file to be written or a program to be run, anywhere, …
@@ -97,6 +99,20 @@ class Plan:
         """Where inbounds listen."""
         ports = (inbound.get("listen_port", 0) for inbound in self.tree.get("inbounds", []))
         return [range(port, port + 1) for port in ports if port]
+
+    @property
+    def fronts(self) -> Mapping[str, Mapping[str, int]]:
+        """By the tag of an inbound the managed ones that lead to it, and their ports: it has their connections."""
+        found: dict[str, dict[str, int]] = {}
+        for inbound in self.tree.get("inbounds", []):
+            if inbound["tag"] in self.inbounds and inbound["type"] in _LEADING and inbound.get("detour"):
+                found.setdefault(inbound["detour"], {})[inbound["tag"]] = inbound.get("listen_port", 0)
+        return found
+
+    @property
+    def unseen(self) -> frozenset[str]:
+        """The managed inbounds whose users nobody knows in the one that they lead to."""
+        return frozenset(tag for behind, tags in self.fronts.items() if behind not in self.inbounds for tag in tags)
 
     @property
     def silent(self) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.threads import deferToThreadPool
@@ -12,7 +12,7 @@ from twisted.internet.threads import deferToThreadPool
 from drivers.api import ApiFailed
 from drivers.interface import Exit, Host
 from drivers.process import CoreProcess
-from drivers.sing_box.accounts import label, name_of, stranger, unlabelled
+from drivers.sing_box.accounts import alike, label, login_of, name_of, stranger, unlabelled
 from drivers.sing_box.api import Api
 from drivers.sing_box.config import Endpoint, Plan
 from drivers.sing_box.live import LiveFailed, LiveUsers
@@ -29,6 +29,7 @@ DRY = 0.5
 # run of the core is in force sooner than more of them.
 LIVE_COST = 6e-6
 LIVE_SECONDS = 5.0
+LACKING = "{:,} bytes that this run of the core carried are counted for nobody: its stream of connections left them out"
 
 
 class SingBoxGeneration:
@@ -36,7 +37,6 @@ class SingBoxGeneration:
 
     log = Logger()
     uncounted: frozenset[Scope] = frozenset()
-    warnings: Sequence[str] = ()
 
     def __init__(
         self, host: Host, plan: Plan, process: CoreProcess, api: Api, endpoint: Endpoint, users: Mapping[str, Accounts]
@@ -46,10 +46,14 @@ class SingBoxGeneration:
         self._process = process
         self._api = api
         self._live = LiveUsers(host.reactor, endpoint, plan.live) if plan.live else None
-        self._live_tags = frozenset(plan.live)
+        self._live_tags, self._unseen = frozenset(plan.live), plan.unseen
         # Whether v2ray_api counts who is in its configuration, and the labels of live users whom it does not know.
         self._counts = endpoint.stats_port is not None
         self._untold: set[str] = set()
+        # The most bytes that the counters ever lacked.
+        self._lacking = 0
+        # The labels of live users whose e-mails are spelled otherwise by now.
+        self._labels: dict[tuple[str, str], str] = {}
         # Who is in its configuration, and of them those who may come in.
         self._configured = users
         self.accounts: dict[str, Accounts] = {tag: dict(accounts) for tag, accounts in users.items()}
@@ -64,13 +68,19 @@ class SingBoxGeneration:
     def pid(self) -> int | None:
         return self._process.pid
 
+    @property
+    def warnings(self) -> Sequence[str]:
+        return [LACKING.format(self._lacking)] if self._lacking else []
+
     def when_exited(self) -> Deferred[Exit]:
         return self._process.when_exited()
 
     async def counters(self) -> Reading:
         try:
             reading = dict(self.plan.silent)
-            for name, value in (await self._host.aio.run(self._api.counters())).items():
+            counted, lacking = await self._host.aio.run(self._api.counters())
+            self._lacking = max(self._lacking, lacking)
+            for name, value in counted.items():
                 _add(reading, unlabelled(name), value)
             for user, (up, down) in (await self._live_counters()).items():
                 _add(reading, f"user>>>{unlabelled(user)}>>>traffic>>>uplink", up)
@@ -129,28 +139,38 @@ class SingBoxGeneration:
         real = {stranger(user, password) for user, password in (await live.listed(tag)).items()}
         if self.accounts[tag] != before:
             return 0  # users changed meanwhile: the next look tells
-        lost = [key for key, packed in before.items() if packed not in real]
-        strangers = {key_of(name_of(packed)): packed for packed in real.difference(before.values())}
+        known = {key: stranger(*self._login(tag, key, packed)) for key, packed in before.items()}
+        lost = [key for key, packed in known.items() if packed not in real]
+        strangers = {key_of(name_of(packed)): packed for packed in real.difference(known.values())}
         for key in lost:
             del self.accounts[tag][key]
-        self.accounts[tag].update(strangers)
+        for key, packed in strangers.items():
+            self.accounts[tag][key] = packed
+            self._labels.pop((tag, key), None)
         return len(strangers.keys() | lost)
 
     def kill(self) -> None:
         self._process.signal(signal.SIGKILL)
 
     def free(self, changes: Sequence[Change]) -> list[Change]:
-        """Those that need no other core: removals, who is in its configuration as he shall be, and live users."""
+        """Those that need no other core: most removals, who is in its configuration as he shall be, and live users."""
         live = [change for change in changes if change.tag in self._live_tags and change.packed is not None]
-        dear = self._cost(live) > LIVE_SECONDS
+        dear = self._cost([change for change in live if not self._is_respelled(change)]) > LIVE_SECONDS
         return [change for change in changes if self._is_free(change, dear)]
 
     def _is_free(self, change: Change, dear: bool) -> bool:
         if change.packed is None:
+            # Connections of those whom nobody sees can only be ended with all others.
+            return change.tag not in self._unseen
+        if self._is_respelled(change):
             return True
         if change.tag in self._live_tags:
             return not dear
-        return change.packed == self._configured[change.tag].get(change.key)
+        return alike(change.packed, self._configured[change.tag].get(change.key))
+
+    def _is_respelled(self, change: Change) -> bool:
+        """The user is in already, by the same credential, and only his e-mail is spelled otherwise."""
+        return change.packed is not None and alike(change.packed, self.accounts[change.tag].get(change.key))
 
     def _cost(self, live: Sequence[Change]) -> float:
         """Seconds that the core works on these."""
@@ -158,7 +178,9 @@ class SingBoxGeneration:
 
     async def admit(self, changes: Sequence[Change]) -> list[Refusal]:
         """Bring changes into force that need no other core: see `free`. Who is refused."""
-        coming = [change for change in changes if change.packed is not None]
+        respelled = set(filter(self._is_respelled, changes))
+        self._respell(respelled)
+        coming = [change for change in changes if change.packed is not None and change not in respelled]
         replaced = [change for change in coming if change.key in self.accounts[change.tag]]
         gone = [change for change in changes if change.packed is None] + replaced
         left = {(change.tag, change.key): self.accounts[change.tag].get(change.key) for change in gone}
@@ -177,6 +199,19 @@ class SingBoxGeneration:
             raise CoreFailed(f"the core did not end connections of removed users: {fault}") from fault
         return list(refused.values())
 
+    def _respell(self, changes: Iterable[Change]) -> None:
+        """The core keeps the spelling that it has until the next one."""
+        for tag, key, packed in changes:
+            assert packed is not None
+            if tag in self._live_tags:
+                self._labels[tag, key] = self._login(tag, key, self.accounts[tag][key])[0]
+            self.accounts[tag][key] = packed
+
+    def _login(self, tag: str, key: str, packed: bytes) -> tuple[str, str]:
+        """The label by which the core knows a live user, and the password."""
+        user, password = login_of(packed)
+        return self._labels.get((tag, key), user), password
+
     async def _shut_out(self, left: Mapping[tuple[str, str], bytes | None]) -> None:
         """Have the core forget credentials, where it can. Where that fails or is too dear, connections are closed."""
         live = [Change(tag, key, packed) for (tag, key), packed in left.items() if packed and tag in self._live_tags]
@@ -184,7 +219,7 @@ class SingBoxGeneration:
             return
         for change in live:
             try:
-                await self._live.shut_out(change.tag, label(name_of(change.packed or b"")))
+                await self._live.shut_out(change.tag, self._login(change.tag, change.key, change.packed or b"")[0])
             except LiveFailed as fault:
                 self.log.warn("a removed user's connections are closed as they come: {fault}", fault=fault)
 
@@ -193,9 +228,10 @@ class SingBoxGeneration:
         for tag, key, packed in coming:
             assert packed is not None
             if self._live is not None and tag in self._live_tags:
-                self._note(label(name_of(packed)), key)
+                user, password = self._login(tag, key, packed)
+                self._note(user, key)
                 try:
-                    await self._live.let_in(tag, packed)
+                    await self._live.let_in(tag, user, password)
                 except LiveFailed as fault:
                     refused[tag, key] = Refusal(name_of(packed), f"{tag}: {fault}")
                     continue
@@ -228,6 +264,8 @@ class SingBoxGeneration:
         await self._close()
 
     def _ended(self, _: Exit) -> None:
+        for warning in self.warnings:
+            self.log.warn("{warning}", warning=warning)
         ensureDeferred(self._close()).addErrback(
             lambda failure: self.log.failure("connections to a core that is gone were not closed", failure)
         )

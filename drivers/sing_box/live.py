@@ -27,7 +27,6 @@ from twisted.web.client import (
     ResponseFailed,
 )
 
-from drivers.sing_box.accounts import login_of
 from drivers.sing_box.config import Endpoint
 
 # Seconds that the core may take: with each change it builds the keys of all users anew.
@@ -64,9 +63,8 @@ class LiveUsers:
     async def close(self) -> None:
         await self._pool.closeCachedConnections()
 
-    async def let_in(self, tag: str, packed: bytes) -> None:
+    async def let_in(self, tag: str, user: str, password: str) -> None:
         """Give a user, new or known, this credential. One that is refused leaves no trace. Raises `LiveFailed`."""
-        user, password = login_of(packed)
         code, text = await self._change(tag, user, password)
         if code == 404:
             entry = {"username": user, "uPSK": password}

@@ -1,15 +1,16 @@
 """Bytes out of the core's stream of connections, for builds without counters. Pure.
 
-The stream may leave events out when its reader is slow, and say a close twice (sing-box's `daemon` package): so what
-counts is the largest sum that was seen of a connection, and its end is remembered for a while.
+The stream leaves events out when there are many or its reader is slow, and may say a close twice (sing-box's `daemon`
+package): so what counts is the largest sum that was seen of a connection, and its end is remembered for a while. What
+a stream left out is in the list that the next one begins with: all that are open, and the last 1,000 that ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
-from protos.sing_box_pb2 import Connection, ConnectionEvent
+from protos.sing_box_pb2 import Connection, ConnectionEvents
 
 CLOSED = 2
 # Closed connections that are remembered: the core repeats the last 1,000 when a stream begins.
@@ -31,6 +32,8 @@ class Tally:
     def __init__(self, live: Iterable[str] = ()) -> None:
         self._live = frozenset(live)
         self.counters: dict[str, int] = {}
+        # Bytes of all connections, and how many of these were seen to end.
+        self.carried = self.ended = 0
         self._open: dict[str, _Known] = {}
         self._closed: dict[str, _Known] = {}
 
@@ -41,11 +44,26 @@ class Tally:
             if connection is None:
                 return
             known = self._open[id] = _Known(self._names(connection))
-        self._book(known, max(up, known.up), max(down, known.down))
+        if up > known.up or down > known.down:
+            self._book(known, max(up, known.up), max(down, known.down))
         if closed and id in self._open:
-            self._closed[id] = self._open.pop(id)
-            if len(self._closed) > REMEMBERED:
-                del self._closed[next(iter(self._closed))]
+            self._close(id)
+
+    def list(self, open_ids: Set[str]) -> None:
+        """These connections are open and no others: the ends of those were left out.
+
+        One that is wrongly taken for closed, because it began just now, is open again by the next list.
+        """
+        for id in self._open.keys() - open_ids:
+            self._close(id)
+        for id in self._closed.keys() & open_ids:
+            self._open[id] = self._closed.pop(id)
+
+    def _close(self, id: str) -> None:
+        self.ended += 1
+        self._closed[id] = self._open.pop(id)
+        if len(self._closed) > REMEMBERED:
+            del self._closed[next(iter(self._closed))]
 
     def _names(self, connection: Connection) -> tuple[str, ...]:
         user = "" if connection.inbound in self._live else connection.user
@@ -57,6 +75,7 @@ class Tally:
             for direction, added in (("uplink", up - known.up), ("downlink", down - known.down)):
                 counter = f"{name}>>>traffic>>>{direction}"
                 self.counters[counter] = self.counters.get(counter, 0) + added
+        self.carried += up - known.up + down - known.down
         known.up, known.down = up, down
 
 
@@ -64,11 +83,11 @@ class Stream:
     """One stream of events into a tally. An update says how much was added since the one before of the same stream."""
 
     def __init__(self, tally: Tally) -> None:
-        self._tally = tally
+        self.tally = tally
         self._sums: dict[str, tuple[int, int]] = {}
 
-    def take(self, events: Iterable[ConnectionEvent]) -> None:
-        for event in events:
+    def take(self, message: ConnectionEvents) -> None:
+        for event in message.events:
             connection = event.connection if event.HasField("connection") else None
             before = self._sums.get(event.id)
             if connection is not None:
@@ -78,7 +97,14 @@ class Stream:
             else:
                 continue  # its beginning was left out; its end has the sum
             closed = event.type == CLOSED or bool(connection and connection.closed_at)
-            self._sums[event.id] = up, down
             if closed:
-                del self._sums[event.id]
-            self._tally.see(event.id, connection, up, down, closed)
+                self._sums.pop(event.id, None)
+            elif connection is not None and not message.reset:
+                # The core reads the sum that updates add to before the one it tells: what comes between is in both.
+                self._sums[event.id] = 0, 0
+            else:
+                self._sums[event.id] = up, down
+            self.tally.see(event.id, connection, up, down, closed)
+        if message.reset:
+            ended_ids = {event.id for event in message.events if event.connection.closed_at}
+            self.tally.list({event.id for event in message.events} - ended_ids)

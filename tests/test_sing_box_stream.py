@@ -1,0 +1,117 @@
+"""Traffic from a core's stream of connections that leaves most of it out, as one does on a machine that is busy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from drivers.sing_box.api import DAEMON, Api
+from drivers.sing_box.config import Endpoint
+from drivers.sing_box.fronts import Fronts
+from drivers.sing_box.tally import CLOSED
+from protos.sing_box_pb2 import Connection, ConnectionEvent, ConnectionEvents, Status, Subscription
+from tests.harness.ports import free_port
+
+# Ended connections that the core lists, and what each carries.
+REMEMBERED, EACH = 300, 100
+USER = "user>>>a>>>traffic>>>uplink"
+
+
+class Daemon:
+    """As sing-box's: who subscribes is told of all that are open and of the last that ended, then of what happens.
+
+    But of all that happens it tells `told` of a hundred.
+    """
+
+    def __init__(self, told: int) -> None:
+        self.ended: deque[str] = deque(maxlen=REMEMBERED)
+        self.count = self.lists = 0
+        self._told = told
+        self._queues: set[asyncio.Queue[ConnectionEvent]] = set()
+
+    def end(self, count: int) -> None:
+        """So many connections begin, carry what they carry, and end."""
+        for _ in range(count):
+            self.count += 1
+            self.ended.append(str(self.count))
+            if self.count % 100 < self._told:
+                for queue in self._queues:
+                    queue.put_nowait(_event(str(self.count), CLOSED))
+
+    async def connections(self, _: Subscription, __: Any) -> AsyncIterator[ConnectionEvents]:
+        queue: asyncio.Queue[ConnectionEvent] = asyncio.Queue()
+        self._queues.add(queue)
+        self.lists += 1
+        try:
+            yield ConnectionEvents(events=[_event(id, 0) for id in self.ended], reset=True)
+            while True:
+                yield ConnectionEvents(events=[await queue.get()])
+        finally:
+            self._queues.discard(queue)
+
+    async def status(self, _: Subscription, __: Any) -> AsyncIterator[Status]:
+        yield Status(uplink_total=EACH * self.count)
+
+
+def _event(id: str, type: int) -> ConnectionEvent:
+    connection = Connection(id=id, user="a", inbound="in", uplink_total=EACH, closed_at=1)
+    return ConnectionEvent(id=id, type=type, connection=connection)
+
+
+def with_daemon(told: int, scenario: Callable[[Daemon, Api], Awaitable[None]]) -> None:
+    async def main() -> None:
+        daemon, port = Daemon(told), free_port()
+        streams = {"SubscribeConnections": daemon.connections, "SubscribeStatus": daemon.status}
+        handlers = {
+            name: grpc.unary_stream_rpc_method_handler(
+                handler,
+                request_deserializer=Subscription.FromString,
+                response_serializer=lambda message: message.SerializeToString(),
+            )
+            for name, handler in streams.items()
+        }
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(DAEMON.strip("/"), handlers),))
+        server.add_insecure_port(f"127.0.0.1:{port}")
+        await server.start()
+        api = Api(Endpoint(port, "secret"), [], Fronts({}))
+        try:
+            await api.begin()
+            await scenario(daemon, api)
+        finally:
+            await api.close()
+            await server.stop(None)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_what_the_stream_leaves_out_is_in_the_lists() -> None:
+    """Far more connections end than the core remembers: they are listed before it forgets them."""
+
+    async def scenario(daemon: Daemon, api: Api) -> None:
+        for _ in range(10):
+            lists = daemon.lists
+            daemon.end(250)
+            async with asyncio.timeout(5):
+                while daemon.lists == lists:
+                    await asyncio.sleep(0.01)
+        counters, lacking = await api.counters()
+        assert (counters[USER], lacking) == (EACH * daemon.count, 0)
+
+    with_daemon(50, scenario)
+
+
+def test_what_is_in_no_list_is_told() -> None:
+    """More end at once than the core remembers: what the counters lack is known."""
+
+    async def scenario(daemon: Daemon, api: Api) -> None:
+        daemon.end(REMEMBERED + 70)
+        counters, lacking = await api.counters()
+        assert (counters[USER], lacking) == (EACH * REMEMBERED, EACH * 70)
+
+    with_daemon(0, scenario)
