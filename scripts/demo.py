@@ -12,29 +12,27 @@ import shlex
 import signal
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
 import psutil
 
 from drivers import install
 from drivers.cores import SING_BOX, XRAY, Core
 from drivers.process import leashed
+from node.errors import NodeError
 from node.settings import BadSettings, Settings, load
-from protos.service_pb2 import Backend, Empty, StatRequest, UserStat
+from protos.service_pb2 import Backend, UserStat
 from tests.harness import protocols, sing_box, transfer, transports
 from tests.harness.backend import backend, user
+from tests.harness.controller import ControllerError, RestController, RpcController
 from tests.harness.core import ENVIRONMENT, client_config
 from tests.harness.echo import EchoServer
 from tests.harness.inbounds import Kind
 from tests.harness.ports import free_port
 from tests.harness.process import Child
-from tests.harness.rest import Rest, RestError
-from tests.harness.rpc import Rpc
 from tests.harness.users import TestUser
 from tests.harness.wait import accepts, until
 
@@ -145,10 +143,9 @@ def demonstrate(settings: Settings, shown: Shown) -> bool:
         return False
     ports = settings.rest_port, settings.grpc_port
     node = Node(_host(settings), *ports, settings.api_key, settings.cert_file.read_text())
-    os.environ["no_proxy"] = node.host.strip("[]")  # gRPC asks a proxy even for what is on this machine
     person, port = TestUser.new("demo"), free_port()
-    with Rpc(node) as rpc:
-        state = rpc.GetBaseInfo(Empty()).state
+    with closing(RpcController(node)) as rpc:
+        state = rpc.info().state
         if state != "stopped":
             say("left out", f"the node has a backend already ({state}), which a second one would end")
             return False
@@ -162,15 +159,15 @@ def demonstrate(settings: Settings, shown: Shown) -> bool:
 
 
 @contextmanager
-def _backend(rpc: Rpc, request: Backend, port: int) -> Iterator[None]:
+def _backend(rpc: RpcController, request: Backend, port: int) -> Iterator[None]:
     began = time.monotonic()
     try:
-        info = rpc.Start(request)
+        info = rpc.start(request)
         core = f"{info.core_type} {info.core_version}"
         say("backend", f"{core} on 127.0.0.1:{port}, started over gRPC in {_since(began)}")
         yield
     finally:
-        rpc.Stop(Empty())
+        rpc.stop()
 
 
 @contextmanager
@@ -187,20 +184,20 @@ def _client(settings: Settings, shown: Shown, port: int, person: TestUser) -> It
         yield socks
 
 
-def _send(rpc: Rpc, socks: int, destination: EchoServer, person: TestUser) -> None:
+def _send(rpc: RpcController, socks: int, destination: EchoServer, person: TestUser) -> None:
     """All of it, in two halves: a user is online while he is connected, so the node is asked between them."""
     with transfer.connect(socks, destination) as link:
         began = time.monotonic()
         transfer.upload(link, SIZE // 2)
-        addresses = rpc.GetUserOnlineIpListStats(StatRequest(name=person.email)).ips
+        addresses = rpc.online_ips(person.email).ips
         transfer.upload(link, SIZE - SIZE // 2)
     say("sent", f"{SIZE:,} bytes, all of which arrived, in {_since(began)}")
     say("online", f"{person.email} from {', '.join(addresses) or 'nowhere'}, meanwhile")
 
 
-def _tell_counted(rpc: Rpc, person: TestUser) -> None:
+def _tell_counted(rpc: RpcController, person: TestUser) -> None:
     """The request takes the counters away, so that the demonstration's are in nobody's accounts."""
-    stats = rpc.GetStats(StatRequest(name=person.email, type=UserStat, reset=True)).stats
+    stats = rpc.stats(UserStat, person.email, reset=True).stats
     counted = {stat.type: stat.value for stat in stats}
     say("counted", f"{person.email}: {counted['uplink']:,} bytes up, {counted['downlink']:,} bytes down")
     if counted["uplink"] < SIZE:
@@ -208,9 +205,7 @@ def _tell_counted(rpc: Rpc, person: TestUser) -> None:
 
 
 def _tell_log(node: Node) -> None:
-    lines: deque[str] = deque(maxlen=LOG_LINES)
-    with closing(Rest(node).logs(timeout=QUIET)) as stream, suppress(TimeoutError):
-        lines.extend(stream)
+    lines = RestController(node).tail(QUIET)[-LOG_LINES:]
     for label, line in zip(["log"] + [""] * LOG_LINES, lines, strict=False):
         say(label, line)
 
@@ -268,9 +263,7 @@ def main(arguments: Sequence[str]) -> None:
         show(int(arguments[0]), arguments[1], arguments[2])
     except BadSettings as bad:
         raise SystemExit("\n".join(f"txnode cannot start: {fault}" for fault in bad.faults))
-    except grpc.RpcError as error:
-        raise SystemExit(f"The node could not be shown: {error.code().name}: {error.details()}")
-    except (AssertionError, Failed, OSError, RestError, install.InstallError) as error:
+    except (AssertionError, ControllerError, Failed, NodeError, OSError, install.InstallError) as error:
         raise SystemExit(f"The node could not be shown: {error}")
 
 

@@ -34,8 +34,12 @@ ROWS = (
     {"node.rest", "node.rpc", "node.serving", "node.site", "node.cli"},
     {"node.tap"},
     {"twisted.plugins"},
+    # For whoever calls a node; nothing of the node imports it.
+    {"node.client"},
 )
 BACKEND = 4
+# What the client may know of the node: the interface, and the bridge to gRPC's thread.
+FOR_CLIENTS = {"node.aio", "node.auth", "node.errors", "node.framing", "node.logs", "node.methods"}
 # What a driver may know of the node.
 FOR_DRIVERS = {"node.errors", "node.logs", "node.aio", "node.users", "node.ledger"}
 
@@ -163,6 +167,13 @@ def test_transports_do_not_know_each_other() -> None:
         assert not {target for name in one for target in own_imports(name)} & other
 
 
+@pytest.mark.parametrize("name", [name for name in modules() if within(name, "node.client")])
+def test_the_client_knows_the_interface(name: str) -> None:
+    """A client knows what travels, not who serves it."""
+    others = {target for target in own_imports(name) if not within(target, "node.client")}
+    assert others <= FOR_CLIENTS | {"protos.service_pb2"}
+
+
 @pytest.mark.parametrize("name", [name for name in modules() if within(name, "drivers")])
 def test_drivers_know_little_of_the_node(name: str) -> None:
     """A driver knows errors, logs, the bridge, users and counters of the node; of other drivers nothing."""
@@ -218,17 +229,19 @@ def test_the_registry_is_in_its_place() -> None:
 # One place for each thing
 
 API = {name for name in modules() if within(name, "drivers") and name.endswith(".api")}
+OVER_REST = {"node.client.rest", "node.client.body", "node.client.way"}
 
 
 @pytest.mark.parametrize(
     ("packages", "allowed"),
     [
         (["threading", "concurrent", "multiprocessing", "queue"], {"node.aio"}),
-        (["asyncio"], {"node.aio", "node.rpc", "node.serving"} | API),
+        (["asyncio"], {"node.aio", "node.rpc", "node.serving", "node.client.rpc"} | API),
         (["klein"], {"node.rest"}),
-        (["twisted.web", "werkzeug"], {"node.rest", "node.site", "drivers.sing_box.live"}),
-        (["twisted.web.client"], {"drivers.sing_box.live"}),
-        (["grpc", "grpc_health", "grpc_reflection"], {"node.aio", "node.rpc", "node.tls"} | API),
+        (["twisted.web", "werkzeug"], {"node.rest", "node.site", "drivers.sing_box.live"} | OVER_REST),
+        (["twisted.web.client"], {"drivers.sing_box.live"} | OVER_REST),
+        (["treq"], {"node.client.rest"}),
+        (["grpc", "grpc_health", "grpc_reflection"], {"node.aio", "node.rpc", "node.tls", "node.client.rpc"} | API),
         (["psutil"], {"node.system", "node.certificate", "drivers.process"}),
         (["subprocess"], {"drivers.install", "drivers.wheels"}),
         (["sqlite3"], {"node.database"}),

@@ -3,12 +3,13 @@
 `connect` makes a `Client` of a `Target`. Errors are those of `node.errors`, and `NoReply`. The node imports none of it.
 """
 
-from node.client.client import Client, connect
+from node.client.client import DEADLINE, Client, connect
 from node.client.failures import DeadlineExceeded, NoReply, UnexpectedReply, Unreachable
 from node.client.logs import LogStream
 from node.client.target import Target
 
 __all__ = [
+    "DEADLINE",
     "Client",
     "DeadlineExceeded",
     "LogStream",

@@ -78,7 +78,8 @@ class Inbox:
     def _wake_reader(self) -> None:
         reader, self._reader = self._reader, None
         if reader is not None:
-            reader.callback(None)
+            # Not at once: the reader may close, and so end whoever is just putting lines here.
+            self._reactor.callLater(0, reader.callback, None)
 
     def _wake_writer(self) -> None:
         writer, self._writer = self._writer, None

@@ -17,8 +17,9 @@ from node.client.failures import NoReply
 from node.client.inbox import Inbox
 from node.logs import NODE_MARK, REPLAY, TOO_SLOW
 
-# Seconds without a line after which a stream that was opened again has told what it has to tell at once.
-SETTLED = 0.5
+# Seconds without a line after which a new connection has told what it begins with, and seconds after which it has so
+# in any case.
+QUIET, SETTLED = 0.3, 2.0
 # Seconds before a connection is tried again.
 _delay = backoffPolicy(initialDelay=0.1, maxDelay=10.0, factor=2.0)
 
@@ -38,7 +39,7 @@ class LogStream:
       So are lines that a node had not sent when it ended: the next one has a ring of its own. `GAP` stands there.
     - Where the same lines come again and again, word for word, one may be taken for its like, and be missing or come
       twice. Lines of cores have their time; those of the node itself have not.
-    - After a break, lines may come SETTLED seconds late.
+    - After a break, the first lines may come SETTLED seconds late.
     """
 
     def __init__(self, reactor: Any, connect: Callable[[], Awaitable[Inbox]], patience: float = math.inf) -> None:
@@ -68,9 +69,10 @@ class LogStream:
     def close(self) -> None:
         """End the stream. What was read and not taken still can be."""
         self._outbox.end(_Closed())
-        if self._following is not None:
-            self._following.cancel()
-        self._source.close()
+        following, self._following = self._following, None
+        if following is not None:
+            following.cancel()
+            self._source.close()
 
     def __aiter__(self) -> Self:
         return self
@@ -103,10 +105,10 @@ class LogStream:
         end = self._reactor.seconds() + self._patience
         for attempt in count():
             self._source.close()
-            delay = _delay(attempt)
-            if self._reactor.seconds() + delay > end:
+            left = end - self._reactor.seconds()
+            if left <= 0:
                 raise error
-            await deferLater(self._reactor, delay)
+            await deferLater(self._reactor, min(left, _delay(attempt)))
             try:
                 self._source = await self._connect()
                 self._go_on(await self._beginning())
@@ -115,9 +117,10 @@ class LogStream:
                 error = again
 
     async def _beginning(self) -> list[str]:
-        """What a new connection tells at once, or more."""
+        """What a new connection begins with, or more."""
         lines: list[str] = []
-        while len(lines) < REPLAY and (more := await self._source.take(SETTLED)):
+        end = self._reactor.seconds() + SETTLED
+        while len(lines) < REPLAY and self._reactor.seconds() < end and (more := await self._source.take(QUIET)):
             lines += more
         return lines
 
@@ -125,16 +128,15 @@ class LogStream:
         known = overlap(list(self._seen), lines[:REPLAY])
         if known is None:
             self._seen.clear()
-            self._outbox.put([GAP])
-        self._deliver(lines[known or 0 :])
+        self._deliver(lines[known or 0 :], [GAP] if known is None else [])
 
-    def _deliver(self, lines: list[str]) -> None:
+    def _deliver(self, lines: list[str], before: Sequence[str] = ()) -> None:
         for line in lines:
             if line.startswith(NODE_MARK) and line.endswith(TOO_SLOW):
                 self._seen.clear()  # what came before does not stand before what comes
             else:
                 self._seen.append(line)
-        self._outbox.put(lines)
+        self._outbox.put([*before, *lines])
 
 
 class _Closed(Exception):

@@ -28,7 +28,7 @@ from node.client.body import LogBody, whole
 from node.client.failures import Unreachable, of_http
 from node.client.inbox import Inbox
 from node.client.target import Target
-from node.client.trust import Trust
+from node.client.way import Way
 from node.errors import UsersRefused
 from node.framing import single
 from node.methods import Kind, Method
@@ -55,12 +55,13 @@ class RestTransport:
 
     def __init__(self, reactor: Any, target: Target) -> None:
         self._reactor = reactor
-        self._root = f"https://{target.address}"
+        self._host = target.address
         self._dialect = target.dialect
         self._credentials = target.credentials()
         self._pool = HTTPConnectionPool(reactor)
         self._pool.cachedConnectionTimeout = IDLE
-        self._http = HTTPClient(Agent(reactor, Trust(target.certificates()), pool=self._pool))
+        way = Way(reactor, target.name, target.port, target.certificates())
+        self._http = HTTPClient(Agent.usingEndpointFactory(reactor, way, pool=self._pool))
 
     async def call(self, method: Method, messages: Sequence[Message]) -> bytes:
         if method.kind is Kind.FEED and method.cut is single:
@@ -97,13 +98,14 @@ class RestTransport:
         return await _whole(response)
 
     async def _request(self, method: Method, body: bytes) -> IResponse:
-        headers = Headers({name: [value] for name, value in self._credentials.items()})
+        headers = Headers({name: [value] for name, value in (self._credentials | {"host": self._host}).items()})
         if body:
             headers.setRawHeaders("Content-Type", [MEDIA_TYPE])
         try:
             return await self._http.request(
                 method.verbs[0],
-                self._root + method.path,
+                # Not the host: treq takes no IPv6 address.
+                "https://node" + method.path,
                 headers=headers,
                 data=body or None,
                 allow_redirects=False,

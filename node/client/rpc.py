@@ -70,9 +70,10 @@ class RpcTransport:
         return inbox
 
     async def close(self) -> None:
-        if self._channel is not None:
-            await self._aio.run(self._channel.close())
-        if self._owned:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await self._aio.run(channel.close())
+        if self._owned and self._aio.running:
             self._aio.stopService()
 
     async def _relay(self, method: Method, stream: _Stream, inbox: Inbox) -> None:
@@ -107,7 +108,7 @@ class RpcTransport:
         try:
             return await work
         except grpc.aio.AioRpcError as error:
-            connected = self._connected().get_state() is grpc.ChannelConnectivity.READY
+            connected = self._channel is not None and self._channel.get_state() is grpc.ChannelConnectivity.READY
             raise of_grpc(method, error.code().name, error.details() or "", connected) from error
 
     def _connected(self) -> Any:

@@ -30,9 +30,13 @@ class Target:
     dialect: Dialect = Dialect.DOCUMENT
 
     @property
+    def name(self) -> str:
+        """The host without the brackets of an IPv6 address."""
+        return self.host.strip("[]")
+
+    @property
     def address(self) -> str:
-        host = self.host.strip("[]")
-        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        return f"[{self.name}]:{self.port}" if ":" in self.name else f"{self.name}:{self.port}"
 
     def credentials(self) -> dict[str, str]:
         """The header, or the metadata, that carries the key; nothing for an empty one."""

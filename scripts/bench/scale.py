@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 
-from protos.service_pb2 import User, Users
+from protos.service_pb2 import Empty, Users
 from scripts.bench.stage import Backing, Stage, backing, machine, stage, timed
 from scripts.bench.ticker import Ticker, ticking
 
@@ -34,12 +34,12 @@ def table(on: Stage, target: Backing, ticker: Ticker) -> None:
     line("idle", 0, ticker, on)
     start, same = target.request(), Users(users=crowd.users)
     steps: list[tuple[str, Callable[[], object]]] = [
-        ("Start", lambda: on.rpc.Start(start)),
-        ("identical Start", lambda: on.rpc.Start(start)),
-        ("identical SyncUsers", lambda: on.rpc.SyncUsers(same)),
+        ("Start", lambda: on.controller.start(start)),
+        ("identical Start", lambda: on.controller.start(start)),
+        ("identical SyncUsers", lambda: on.controller.call("SyncUsers", Empty, same)),
     ]
     if len(crowd.users) > 1:
-        steps += [("1 % changed", _sync(on, target)), ("one changed, SyncUser", lambda: on.rpc.SyncUser(_one(target)))]
+        steps += [("1 % changed", _sync(on, target)), ("one changed, SyncUser", _one(on, target))]
     for name, work in steps:
         line(name, timed(work), ticker, on)
 
@@ -47,11 +47,11 @@ def table(on: Stage, target: Backing, ticker: Ticker) -> None:
 def _sync(on: Stage, target: Backing) -> Callable[[], object]:
     target.crowd.change(len(target.crowd.users) // 100)
     request = Users(users=target.crowd.users)
-    return lambda: on.rpc.SyncUsers(request)
+    return lambda: on.controller.call("SyncUsers", Empty, request)
 
 
-def _one(target: Backing) -> Iterable[User]:
-    return iter(target.crowd.change(1))
+def _one(on: Stage, target: Backing) -> Callable[[], object]:
+    return lambda: on.controller.sync_user(*target.crowd.change(1))
 
 
 def line(name: str, seconds: float, ticker: Ticker, on: Stage) -> None:

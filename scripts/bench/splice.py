@@ -85,7 +85,7 @@ def way(splice: str, cover: CoverServer) -> Iterator[Way]:
     port, proxy = free_port(), free_port()
     with stage(XRAY_SPLICE=splice, TRAFFIC_INTERVAL=_SELDOM) as on:
         with cover.looked_at():
-            on.rpc.Start(backend([kind.inbound(port, "in")], [user(person, {"in": kind})]))
+            on.controller.start(backend([kind.inbound(port, "in")], [user(person, {"in": kind})]))
         with XrayClient({proxy: kind.outbound(port, person)}), core_asking(on) as ask:
             yield Way(splice, on.core, Counted(ask), proxy)
 

@@ -10,7 +10,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,13 +21,13 @@ import psutil
 from protos.service_pb2 import Backend, Proxy, User, Vless
 from tests.harness import socks
 from tests.harness.backend import backend_config, user
+from tests.harness.controller import RpcController
 from tests.harness.core import XrayClient, find_xray
 from tests.harness.echo import EchoServer
 from tests.harness.inbounds import Kind
 from tests.harness.node import NodeProcess
 from tests.harness.ports import free_port
 from tests.harness.protocols import vless
-from tests.harness.rpc import Rpc
 from tests.harness.transports import raw
 from tests.harness.users import TestUser
 
@@ -95,11 +95,11 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Stage:
-    """A running node, a connection to it, and what its users connect to."""
+    """A running node, a controller of it, and what its users connect to."""
 
     directory: Path
     node: NodeProcess
-    rpc: Rpc
+    controller: RpcController
     echo: EchoServer
 
     @property
@@ -138,10 +138,10 @@ def stage(**environment: str) -> Iterator[Stage]:
         directory = Path(work)
         with (
             NodeProcess(directory, **environment) as node,
-            Rpc(node, timeout=_CALL_SECONDS) as rpc,
+            closing(RpcController(node, deadline=_CALL_SECONDS)) as controller,
             EchoServer() as echo,
         ):
-            yield Stage(directory, node, rpc, echo)
+            yield Stage(directory, node, controller, echo)
 
 
 class Links:

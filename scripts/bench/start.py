@@ -11,7 +11,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from protos.service_pb2 import Empty
 from scripts.bench import bare
 from scripts.bench.stage import Backing, Cost, Stage, backing, first_byte, machine, median, processor, stage
 
@@ -39,7 +38,7 @@ def starts(on: Stage, target: Backing, proxy: int, rounds: int) -> tuple[Cost, C
     """Medians: what a Start costs after a Stop until its reply, and until the first byte."""
     replies, first = [], []
     for _ in range(rounds):
-        on.rpc.Stop(Empty())
+        on.controller.stop()
         reply, byte = start(on, target, proxy)
         replies.append(reply)
         first.append(byte)
@@ -50,7 +49,7 @@ def start(on: Stage, target: Backing, proxy: int) -> tuple[Cost, Cost]:
     request, node = target.request(), processor(on.node.pid)
     with ThreadPoolExecutor(1) as pool:
         begun = time.perf_counter()
-        replied = pool.submit(lambda: (on.rpc.Start(request), time.perf_counter())[1])
+        replied = pool.submit(lambda: (on.controller.start(request), time.perf_counter())[1])
         first_byte(target.ports[0], proxy, on.echo)
         byte = time.perf_counter() - begun
         reply = replied.result() - begun

@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +25,7 @@ from scripts.bench.load import PAYLOAD, Load, loading
 from scripts.bench.stage import Backing, Stage, backing, machine, stage
 from scripts.bench.ticker import ticking
 from tests.harness.rest import Rest
+from tests.harness.rpc import Rpc
 
 SIZES = (10_000, 50_000)
 ROUNDS = 5
@@ -55,7 +56,7 @@ def main(sizes: Sequence[int]) -> None:
 
 
 def active(on: Stage, target: Backing, load: Load) -> None:
-    on.rpc.Start(target.request())
+    on.controller.start(target.request())
     started = on.rss()
     some = identities(target)[: len(target.crowd.users) // 10]
     load.open(some, target.ports[0])
@@ -157,7 +158,7 @@ def disk(on: Stage, name: str, each: Callable[[], object]) -> None:
 
 
 def full(on: Stage, target: Backing, load: Load) -> None:
-    on.rpc.Start(target.request())
+    on.controller.start(target.request())
     started, everybody = on.rss(), identities(target)
     load.visit(everybody, target.ports[0])
     time.sleep(_MOMENT)
@@ -201,10 +202,8 @@ def asking(on: Stage) -> Iterator[tuple[Callable[[StatRequest], StatResponse], C
         assert response.status == 200, body
         return StatResponse.FromString(body)
 
-    try:
-        yield on.rpc.GetStats, over_rest
-    finally:
-        connection.close()
+    with Rpc(on.node) as rpc, closing(connection):
+        yield rpc.GetStats, over_rest
 
 
 @contextmanager

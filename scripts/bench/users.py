@@ -64,15 +64,15 @@ def table(on: Stage, target: Backing) -> None:
         with Links(proxy, on.echo) as links, floor as core:
             syncs(on, target, links, core, rounds)
             streams(on, target, links, core)
-    on.rpc.Stop(Empty())
+    on.controller.stop()
 
 
 def syncs(on: Stage, target: Backing, links: Links, core: bare.BareCore, rounds: int) -> None:
     crowd, again = target.crowd, target.request()
     same = Users(users=crowd.users)
-    identical = [on.measure(lambda: on.rpc.Start(again)) for _ in range(rounds)]
+    identical = [on.measure(lambda: on.controller.start(again)) for _ in range(rounds)]
     line("identical Start", median(identical), 0, links)
-    identical = [on.measure(lambda: on.rpc.SyncUsers(same)) for _ in range(rounds)]
+    identical = [on.measure(lambda: on.controller.call("SyncUsers", Empty, same)) for _ in range(rounds)]
     line("identical SyncUsers", median(identical), 0, links)
     others = len(crowd.users) - 1
     for name, count, times in (("1 % changed", max(1, others // 100), rounds), ("all changed", others, 1)):
@@ -84,7 +84,7 @@ def changed(on: Stage, crowd: Crowd, count: int) -> Callable[[], object]:
     """A sync in which so many users have another id."""
     crowd.change(count)
     request = Users(users=crowd.users)
-    return lambda: on.rpc.SyncUsers(request)
+    return lambda: on.controller.call("SyncUsers", Empty, request)
 
 
 def floor(core: bare.BareCore, crowd: Crowd, count: int) -> float:
@@ -97,7 +97,7 @@ def streams(on: Stage, target: Backing, links: Links, core: bare.BareCore) -> No
     fresh = [crowd.make(f"{number}.new") for number in range(STREAM)]
     some = crowd.change(min(STREAM, len(crowd.users) - 1))
     for name, users, remove in (("added", fresh, False), ("changed", some, True)):
-        cost = on.measure(lambda users=users: asyncio.run(send(on, users)))  # type: ignore[misc]
+        cost = on.measure(lambda users=users: on.controller.sync_user(*users))  # type: ignore[misc]
         alone = bare.alter(core.socket, core.calls(users, remove=remove))
         line(f"stream of {len(users)} {name}", cost, alone, links)
         print(f"{'  a second':30} {len(users) / cost.wall:>7.0f} {len(users) / alone:>7.0f}")
@@ -127,12 +127,6 @@ async def stream(on: Stage) -> AsyncIterator[Any]:
         yield call
         await call.done_writing()
         await call
-
-
-async def send(on: Stage, users: Sequence[User]) -> None:
-    async with stream(on) as call:
-        for user in users:
-            await call.write(user)
 
 
 async def effects(on: Stage, users: Sequence[User], tag: str) -> list[float]:

@@ -7,13 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeVar
 
+from google.protobuf.message import Message
 from twisted.internet.defer import Deferred
 
 from node.auth import Dialect
-from node.client import Client, LogStream, NoReply, Target, connect
+from node.client import DEADLINE, Client, LogStream, NoReply, Target, connect
 from node.errors import NodeError
 from protos import service_pb2
 from protos.service_pb2 import BackendStatsResponse, BaseInfoResponse, Empty, StatResponse
@@ -24,6 +26,7 @@ from tests.harness.rest import Target as Where
 from tests.harness.rpc import Rpc
 from tests.harness.wait import until
 
+M = TypeVar("M", bound=Message)
 T = TypeVar("T")
 
 # What is asked later than this after something was counted tells of it: see TRAFFIC_INTERVAL.
@@ -62,8 +65,9 @@ class Controller(Protocol):
 class _Common:
     """The calls of the product's client, one after the other. What a transport is, says `_client`."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, deadline: float) -> None:
         self._target = target
+        self._deadline = deadline
 
     def _client(self) -> AbstractAsyncContextManager[Client]:
         raise NotImplementedError
@@ -105,9 +109,25 @@ class _Common:
     def sync_chunked(self, chunks: Iterable[service_pb2.UsersChunk]) -> None:
         self._run(lambda client: client.call("SyncUsersChunked", Empty, *chunks))
 
+    def call(self, name: str, reply: type[M], *messages: Message) -> M:
+        """An operation by its name, with messages as they are."""
+        return self._run(lambda client: client.call(name, reply, *messages))
+
     def logs(self) -> LogReader:
         with self._errors():
             return LogReader(self._client())
+
+    def tail(self, quiet: float = 0.5) -> list[str]:
+        """The log lines until there are none for so many seconds."""
+
+        async def read(client: Client) -> list[str]:
+            lines: list[str] = []
+            async with client.logs() as stream:
+                while more := await stream.next(quiet):
+                    lines += more
+            return lines
+
+        return self._run(read)
 
     def _run(self, work: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
         async def whole() -> T:
@@ -130,14 +150,16 @@ class _Common:
 class RestController(_Common):
     """A controller over REST. Each call is a connection of its own; a user of `sync_user` is a request of his own."""
 
-    def __init__(self, node: Where, key: str | None = None, dialect: Speech = "bearer") -> None:
-        super().__init__(target(node, "rest", key, dialect))
+    def __init__(
+        self, node: Where, key: str | None = None, dialect: Speech = "bearer", deadline: float = DEADLINE
+    ) -> None:
+        super().__init__(target(node, "rest", key, dialect), deadline)
 
     def close(self) -> None:
         """Nothing is kept open."""
 
     def _client(self) -> AbstractAsyncContextManager[Client]:
-        return connect(background.reactor, self._target)
+        return connect(background.reactor, self._target, deadline=self._deadline)
 
     def _status(self, error: NodeError) -> str:
         return str(error.http)
@@ -146,15 +168,20 @@ class RestController(_Common):
 class RpcController(_Common):
     """A controller over gRPC, by one connection. The users of `sync_user` go over one stream."""
 
-    def __init__(self, node: Where, key: str | None = None, dialect: Speech = "bearer") -> None:
-        super().__init__(target(node, "grpc", key, dialect))
-        self._kept = connect(background.reactor, self._target, aio=background.aio())
-        # For what the interface allows and no controller does.
-        self.rpc = Rpc(node, key, dialect)
+    def __init__(
+        self, node: Where, key: str | None = None, dialect: Speech = "bearer", deadline: float = DEADLINE
+    ) -> None:
+        super().__init__(target(node, "grpc", key, dialect), deadline)
+        self._node, self._key, self._dialect = node, key, dialect
+        self._kept = connect(background.reactor, self._target, deadline=deadline, aio=background.aio())
+
+    @cached_property
+    def rpc(self) -> Rpc:
+        """For what the interface allows and the client does not do; to be closed by itself."""
+        return Rpc(self._node, self._key, self._dialect)
 
     def close(self) -> None:
         background.run(self._kept.close)
-        self.rpc.close()
 
     def _client(self) -> AbstractAsyncContextManager[Client]:
         return contextlib.nullcontext(self._kept)

@@ -1,4 +1,4 @@
-"""Whom the client believes over REST: the certificate that is pinned, or those that an authority signed."""
+"""The way to a node over TLS, for REST: to the certificate that is pinned, or to one that an authority signed."""
 
 from __future__ import annotations
 
@@ -7,23 +7,29 @@ from typing import Any
 from cryptography.x509 import load_pem_x509_certificates
 from OpenSSL.crypto import X509, X509StoreFlags
 from OpenSSL.SSL import Connection
-from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
+from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
+from twisted.internet.interfaces import IOpenSSLClientConnectionCreator, IStreamClientEndpoint
 from twisted.internet.ssl import Certificate, optionsForClientTLS, platformTrust, trustRootFromCertificates
-from twisted.web.iweb import IPolicyForHTTPS
+from twisted.web.client import URI
+from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
 
-@implementer(IPolicyForHTTPS)
-class Trust:
-    """Without `pem` the machine's authorities count. The host's name is checked in any case."""
+@implementer(IAgentEndpointFactory)
+class Way:
+    """Leads to this host, whatever the URL. Its name is checked. Without `pem` the machine's authorities count."""
 
-    def __init__(self, pem: bytes | None) -> None:
+    def __init__(self, reactor: Any, host: str, port: int, pem: bytes | None) -> None:
+        self._reactor = reactor
+        self._address = host, port
         found = [] if pem is None else load_pem_x509_certificates(pem)
         pinned = [Certificate(X509.from_cryptography(certificate)) for certificate in found]
         self._root = trustRootFromCertificates(pinned) if pinned else platformTrust()
 
-    def creatorForNetloc(self, hostname: bytes, port: int) -> IOpenSSLClientConnectionCreator:
-        return _Pinning(optionsForClientTLS(hostname.decode("ascii"), trustRoot=self._root))
+    def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:
+        host, port = self._address
+        trusting = _Pinning(optionsForClientTLS(host, trustRoot=self._root))
+        return wrapClientTLS(trusting, HostnameEndpoint(self._reactor, host, port))
 
 
 @implementer(IOpenSSLClientConnectionCreator)
