@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from protos.service_pb2 import Backend, Empty, User
+from protos.service_pb2 import Backend, User
 from scripts.bench.stage import Links, Stage, machine, stage, timed
 from tests.harness import certs
 from tests.harness.backend import backend_config, user
@@ -66,7 +66,7 @@ def row(on: Stage, name: str, known: Mapping[str, Kind], base: int, more: int) -
     crowd = [user(TestUser.new(f"{number}.user"), places) for number in range(base - 1)]
     few = [user(live, places), *crowd]
     many = few + [user(TestUser.new(f"{number}.more"), places) for number in range(more)]
-    on.rpc.Start(Backend(config=config, users=few))
+    on.controller.start(Backend(config=config, users=few))
     socks, tag = free_port(), next(iter(places))
     with XrayClient({socks: places[tag].outbound(ports[tag], live)}), Links(socks, on.echo, LIVE) as links:
         cores, waits = on.core, list[float]()
@@ -78,16 +78,16 @@ def row(on: Stage, name: str, known: Mapping[str, Kind], base: int, more: int) -
             changed += int(on.core != cores)
         figures = f"{added[0]:>7.2f} {added[1]:>6.2f} {removed[0]:>8.2f} {removed[1]:>6.2f}"
         print(f"{short(name):26} {figures} {links.drops():>6} {changed:>6} {max(waits):>6.2f}", flush=True)
-    on.rpc.Stop(Empty())
+    on.controller.stop()
 
 
 def both(on: Stage, start: Backend, one: User, places: Mapping[str, Kind]) -> tuple[float, float]:
     """Seconds of a Start, and of the change of one user that follows it closely."""
     other = user(TestUser.new(one.email), places)
     with ThreadPoolExecutor(1) as pool:
-        many = pool.submit(timed, lambda: on.rpc.Start(start))
+        many = pool.submit(timed, lambda: on.controller.start(start))
         time.sleep(BEHIND)
-        single = timed(lambda: on.rpc.SyncUser(iter([other])))
+        single = timed(lambda: on.controller.sync_user(other))
         return many.result(), single
 
 
@@ -98,7 +98,7 @@ def asking(on: Stage, waits: list[float]) -> Iterator[None]:
 
     def ask() -> None:
         while not over.wait(0.05):
-            waits.append(timed(lambda: on.rpc.GetBaseInfo(Empty())))
+            waits.append(timed(lambda: on.controller.info()))
 
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(ask)
