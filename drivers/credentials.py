@@ -7,7 +7,7 @@ import binascii
 import hashlib
 import re
 
-from node.users import Unusable
+from node.contract.accounts import Unusable
 
 # Key bytes of the methods of Shadowsocks-2022 that have several users.
 KEY_BYTES = {"2022-blake3-aes-128-gcm": 16, "2022-blake3-aes-256-gcm": 32}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from drivers.interface import Driver, Host
-from drivers.sing_box import SingBox
-from drivers.xray import Xray
+from drivers.sing_box.driver import SingBox
+from drivers.xray.driver import Xray
+from node.contract.driver import Driver, Host
 from protos.service_pb2 import SING_BOX, XRAY
 
 REGISTRY: dict[int, Callable[[Host], Driver]] = {

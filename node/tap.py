@@ -18,23 +18,23 @@ from twisted.internet.error import CannotListenError
 from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
 
-from drivers.interface import Host
 from drivers.registry import REGISTRY
 from node import __version__
 from node.aio import Aio
-from node.auth import Authenticator
-from node.backend import Backend, Policy
-from node.calls import Calls
+from node.api.auth import Authenticator
+from node.api.calls import Calls
+from node.api.operations import Backend, Policy
+from node.contract.driver import Host
 from node.logs import Logger, LogRing
-from node.rest import make_app
-from node.rpc import RpcServer
+from node.machine.system import SystemStats
+from node.machine.systemd import Notifier, Systemd
 from node.settings import SETTINGS, BadSettings, Settings, load
-from node.site import Site
-from node.state import StateDirectory
-from node.store import Store
-from node.system import SystemStats
-from node.systemd import Notifier, Systemd
-from node.tls import BadPair, Certificates, CertificateWatch
+from node.state.directory import StateDirectory
+from node.state.store import Store
+from node.transport.rest import make_app
+from node.transport.rpc import RpcServer
+from node.transport.site import Site
+from node.transport.tls import BadPair, Certificates, CertificateWatch
 
 BIND_SECONDS = 10.0
 # Seconds after which a thread that computes lets the others run. With Python's 5 ms a large set of users that is being

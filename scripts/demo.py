@@ -19,9 +19,9 @@ from pathlib import Path
 
 import psutil
 
-from drivers import install
-from drivers.cores import SING_BOX, XRAY, Core
-from drivers.process import leashed
+from drivers.install import install
+from drivers.install.releases import SING_BOX, XRAY, Core
+from drivers.process.spawn import leashed
 from node.errors import NodeError
 from node.settings import BadSettings, Settings, load
 from protos.service_pb2 import Backend, UserStat

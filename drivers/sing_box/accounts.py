@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drivers.credentials import KEY_BYTES, parse_uuid, shadowsocks_2022_key
-from node.users import Account, Unusable, key_of
+from node.contract.accounts import Account, Unusable, key_of
 from protos.service_pb2 import User
 
 VISION = "xtls-rprx-vision"

@@ -8,7 +8,7 @@ from contextlib import aclosing, suppress
 
 from twisted.logger import Logger
 
-from drivers.api import ApiFailed, Channel
+from drivers.channel import ApiFailed, Channel
 from drivers.sing_box.config import Endpoint
 from drivers.sing_box.fronts import Fronts, Pair, pair_of
 from drivers.sing_box.tally import Stream, Tally

@@ -17,9 +17,9 @@ from typing import Any
 
 from drivers.json_text import parse
 from drivers.sing_box.accounts import BUILDERS, Inbound, inbound_of, label, login_of, name_of, nobody, quoted_name
+from node.contract.accounts import Account, Accounts
+from node.contract.counters import DIRECTIONS
 from node.errors import InvalidConfig
-from node.ledger import DIRECTIONS
-from node.users import Account, Accounts
 from protos.service_pb2 import User
 
 Json = dict[str, Any]
@@ -79,7 +79,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Plan:
-    """Satisfies `drivers.interface.Plan`."""
+    """Satisfies `node.contract.driver.Plan`."""
 
     tree: Json
     inbounds: Mapping[str, Inbound]

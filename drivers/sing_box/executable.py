@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivers import process
-from drivers.interface import Host
-from drivers.located import located
+from drivers.process.installation import located
+from drivers.process.spawn import run
+from node.contract.driver import Host
 from node.errors import CoreFailed
 
 # The first version with the api service.
@@ -57,7 +57,7 @@ class Installation:
         return self._known[1]
 
     async def _ask(self, path: Path) -> Executable:
-        done = await process.run(
+        done = await run(
             self._host.reactor, [str(path), "version"], environment=ENVIRONMENT, owner=self._host.directory
         )
         match = _VERSION.match(done.lines[0]) if done.lines else None

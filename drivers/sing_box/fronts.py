@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Set
 
 from twisted.logger import Logger
 
-from drivers.diag import connected
 from drivers.sing_box.accounts import unlabelled
-from drivers.sockets import Endpoint, endpoint
-from node.users import key_of
+from drivers.sockets.connections import Endpoint, endpoint
+from drivers.sockets.sock_diag import connected
+from node.contract.accounts import key_of
 from protos.sing_box_pb2 import Connection
 
 # The tag of an inbound, and the key of a user.

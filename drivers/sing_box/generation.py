@@ -9,18 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.threads import deferToThreadPool
 
-from drivers.api import ApiFailed
-from drivers.interface import Exit, Host
-from drivers.process import CoreProcess
+from drivers.channel import ApiFailed
+from drivers.process.child import CoreProcess
 from drivers.sing_box.accounts import alike, label, login_of, name_of, stranger, unlabelled
 from drivers.sing_box.api import Api
 from drivers.sing_box.config import Endpoint, Plan
 from drivers.sing_box.live import LiveFailed, LiveUsers
-from drivers.sockets import Unreachable, deafen, run_dry
+from drivers.sockets.connections import Unreachable, deafen, run_dry
+from node.contract.accounts import Accounts, Change, Refusal, apply, key_of
+from node.contract.counters import Reading, Scope
+from node.contract.driver import Exit, Host
 from node.errors import CoreFailed
-from node.ledger import Reading, Scope
 from node.logs import Logger
-from node.users import Accounts, Change, Refusal, apply, key_of
 from protos.service_pb2 import BackendStatsResponse
 
 # Seconds for which connections may come to their end: what is cut in the middle of a write is not counted.
@@ -33,7 +33,7 @@ LACKING = "{:,} bytes that this run of the core carried are counted for nobody: 
 
 
 class SingBoxGeneration:
-    """Satisfies `drivers.interface.Generation`."""
+    """Satisfies `node.contract.driver.Generation`."""
 
     log = Logger()
     uncounted: frozenset[Scope] = frozenset()

@@ -14,7 +14,7 @@ from itertools import islice
 from sys import intern
 from typing import NamedTuple
 
-from drivers.sockets import Endpoint, endpoint
+from drivers.sockets.connections import Endpoint, endpoint
 
 _EMAIL = " email: "
 # Older cores have no microseconds; lines of a multiplexed connection name the network of the source, too.

@@ -13,7 +13,7 @@ from functools import cache
 
 from drivers.credentials import KEY_BYTES, parse_uuid, shadowsocks_2022_key
 from drivers.xray.wire import SIZE, field
-from node.users import Account, Unusable
+from node.contract.accounts import Account, Unusable
 from protos import service_pb2, xray_pb2
 
 VISION = "xtls-rprx-vision"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
 
-from drivers.api import ApiFailed, Channel
+from drivers.channel import ApiFailed, Channel
 from drivers.xray.wire import field
 from protos import xray_pb2
 

@@ -20,9 +20,9 @@ from drivers.xray.doors import Door, doors
 from drivers.xray.selectors import OURS
 from drivers.xray.text import Hints, hints
 from drivers.xray.wire import field
+from node.contract.accounts import Account, Accounts
+from node.contract.counters import Scope
 from node.errors import InvalidConfig
-from node.ledger import Scope
-from node.users import Account, Accounts
 from protos import service_pb2, xray_pb2
 from protos.xray_pb2 import Config, InboundHandlerConfig, OutboundHandlerConfig, TypedMessage
 

@@ -1,7 +1,7 @@
 """The live connections of the users of one run of the core: whose they are, and ending those of who is put out.
 
 The core has no call for it. Its access lines say who came from where, and its sockets can be shut down from outside
-(`drivers.sockets`). A line that the core drops under load is a connection that is not known here.
+(`drivers.sockets.connections`). A line that the core drops under load is a connection that is not known here.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 
-from drivers import sockets
-from drivers.diag import connected
-from drivers.sockets import Endpoint, Ports, Seen, Unreachable
+from drivers.sockets import connections as sockets
+from drivers.sockets.connections import Endpoint, Ports, Seen, Unreachable
+from drivers.sockets.sock_diag import connected
 from drivers.xray.access import Accepted, Endpoints, parse
 from drivers.xray.doors import Door
 from drivers.xray.suspects import Pair, Suspects
+from node.contract.accounts import key_of
 from node.logs import Logger
-from node.users import key_of
 
 # The tag where the core's line has none: its outbound has no tag.
 UNTAGGED = ""

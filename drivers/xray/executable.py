@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivers import process
-from drivers.interface import Host
-from drivers.located import located
+from drivers.process.installation import located
+from drivers.process.spawn import find_setpriv, run
 from drivers.xray.config import Version
 from drivers.xray.geo import assets
+from node.contract.driver import Host
 from node.errors import CoreFailed
 
 _ASSETS = "XRAY_LOCATION_ASSET"
@@ -66,7 +66,7 @@ class Installation:
         """The executable to run now. Raises `CoreFailed` with what to do if there is none."""
         if self._path is None or not self._path.is_file():
             self._path, self._version = await located(self._host, "xray"), None
-            self._setpriv = await process.find_setpriv(
+            self._setpriv = await find_setpriv(
                 self._host.reactor, environment={"PATH": os.defpath}, owner=self._host.directory
             )
         path, environment = self._path, self._environment(self._path)
@@ -76,7 +76,7 @@ class Installation:
         return Executable(path, self._version[1], environment, self._setpriv)
 
     async def _ask_version(self, path: Path, environment: dict[str, str]) -> Version:
-        done = await process.run(
+        done = await run(
             self._host.reactor, [str(path), "version"], environment=environment, owner=self._host.directory
         )
         match = _VERSION.match(done.lines[0]) if done.lines else None

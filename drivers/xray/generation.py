@@ -8,9 +8,8 @@ from contextlib import contextmanager
 
 from twisted.internet.defer import Deferred
 
-from drivers.api import ApiFailed
-from drivers.interface import Exit, Host
-from drivers.process import CoreProcess
+from drivers.channel import ApiFailed
+from drivers.process.child import CoreProcess
 from drivers.xray.accounts import email_of
 from drivers.xray.api import Api
 from drivers.xray.config import Endpoint, Plan
@@ -18,15 +17,16 @@ from drivers.xray.connections import Connections
 from drivers.xray.doors import entrances
 from drivers.xray.executable import Files
 from drivers.xray.users import Applied, Users
+from node.contract.accounts import Accounts, Change
+from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
+from node.contract.driver import Exit, Host
 from node.errors import CoreFailed, Unsupported
-from node.ledger import DIRECTIONS, Reading, Scope, counter_name
 from node.logs import Logger
-from node.users import Accounts, Change
 from protos.service_pb2 import BackendStatsResponse
 
 
 class XrayGeneration:
-    """Satisfies `drivers.interface.Generation`."""
+    """Satisfies `node.contract.driver.Generation`."""
 
     log = Logger()
 

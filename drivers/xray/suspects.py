@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 
-from drivers.sockets import Endpoint
+from drivers.sockets.connections import Endpoint
 
 # A user of an inbound, by tag and key.
 Pair = tuple[str, str]

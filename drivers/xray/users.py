@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 from twisted.logger import Logger
 
-from drivers import starting
-from drivers.api import ApiFailed
-from drivers.interface import Host
+from drivers.channel import ApiFailed
+from drivers.process import readiness as starting
 from drivers.xray.accounts import email_of
 from drivers.xray.api import MAX_REQUEST, Api, Operation
 from drivers.xray.config import Plan
 from drivers.xray.connections import Connections
 from drivers.xray.suspects import Pair
 from drivers.xray.ways import Work, choose, swap_of
-from node.users import Accounts, Change, Refusal, apply, key_of
+from node.contract.accounts import Accounts, Change, Refusal, apply, key_of
+from node.contract.driver import Host
 
 # Bytes around an account in its inbound, at most.
 FRAME = 5

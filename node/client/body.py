@@ -12,9 +12,9 @@ from twisted.python.failure import Failure
 from twisted.web.client import ResponseDone
 from twisted.web.iweb import IResponse
 
+from node.api.methods import MAX_BODY
 from node.client.failures import NoReply, UnexpectedReply, Unreachable
 from node.client.inbox import Inbox
-from node.methods import MAX_BODY
 
 # Seconds without a byte, where there is a heartbeat every 15.
 SILENCE = 45.0

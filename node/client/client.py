@@ -13,13 +13,13 @@ from google.protobuf.message import DecodeError, Message
 from twisted.internet.defer import Deferred
 
 from node.aio import Aio
+from node.api.methods import METHODS
 from node.client.failures import DeadlineExceeded, UnexpectedReply
 from node.client.logs import LogStream
 from node.client.rest import RestTransport
 from node.client.rpc import RpcTransport
 from node.client.target import Target
 from node.client.transport import Transport
-from node.methods import METHODS
 from protos.service_pb2 import (
     AddRoutingRuleRequest,
     Backend,

@@ -10,9 +10,9 @@ import json
 from collections.abc import Callable
 
 from node import errors
-from node.auth import Dialect
+from node.api.auth import Dialect
+from node.api.methods import Method
 from node.errors import KINDS, NodeError
-from node.methods import Method
 
 
 class NoReply(NodeError):

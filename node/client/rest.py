@@ -23,15 +23,15 @@ from twisted.web.client import (  # type: ignore[attr-defined]
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IResponse
 
-from node.auth import Dialect
+from node.api.auth import Dialect
+from node.api.framing import single
+from node.api.methods import Kind, Method
 from node.client.body import LogBody, whole
 from node.client.failures import Unreachable, of_http
 from node.client.inbox import Inbox
 from node.client.target import Target
 from node.client.way import Way
 from node.errors import UsersRefused
-from node.framing import single
-from node.methods import Kind, Method
 
 MEDIA_TYPE = "application/x-protobuf"
 # Seconds that a connection is kept for a next call; the node closes one after 60.

@@ -14,10 +14,10 @@ import grpc.aio
 from google.protobuf.message import Message
 from twisted.internet.defer import Deferred
 
+from node.api.methods import MAX_BODY, SERVICE, Kind, Method
 from node.client.failures import Unreachable, of_grpc
 from node.client.inbox import Inbox
 from node.client.target import Target
-from node.methods import MAX_BODY, SERVICE, Kind, Method
 from protos.service_pb2 import Log
 
 # Log lines that may wait for the reactor.

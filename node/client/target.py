@@ -8,7 +8,7 @@ from typing import Literal
 
 from cryptography.x509 import load_pem_x509_certificates
 
-from node.auth import Dialect
+from node.api.auth import Dialect
 
 
 @dataclass(frozen=True)

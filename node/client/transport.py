@@ -7,8 +7,8 @@ from typing import Protocol
 
 from google.protobuf.message import Message
 
+from node.api.methods import Method
 from node.client.inbox import Inbox
-from node.methods import Method
 
 
 class Transport(Protocol):

@@ -19,7 +19,7 @@ import grpc.aio
 
 from drivers.xray import config
 from drivers.xray.api import HANDLER, STATS
-from node.users import Roster
+from node.backend.roster import Roster
 from protos import xray_pb2
 from protos.service_pb2 import User
 from scripts.bench.stage import timed

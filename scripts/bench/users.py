@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from node.methods import SERVICE
+from node.api.methods import SERVICE
 from protos.service_pb2 import Empty, User, Users
 from scripts.bench import bare
 from scripts.bench.stage import (

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, Self, TypeVar
 from google.protobuf.message import Message
 from twisted.internet.defer import Deferred
 
-from node.auth import Dialect
+from node.api.auth import Dialect
 from node.client import DEADLINE, Client, LogStream, NoReply, Target, connect
 from node.errors import NodeError
 from protos import service_pb2

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from drivers import install
-from drivers.cores import XRAY
+from drivers.install import install
+from drivers.install.releases import XRAY
 from tests.harness.process import Child
 from tests.harness.wait import accepts, bound
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from drivers.xray.api import Api
-from node.state import StateDirectory
+from node.state.directory import StateDirectory
 from protos import service_pb2
 from tests.harness.backend import backend_config
 from tests.harness.core import Json, find_xray

@@ -13,8 +13,8 @@ from typing import Self
 
 import psutil
 
-from drivers import install
-from drivers.cores import SING_BOX_BUILT
+from drivers.install import install
+from drivers.install.releases import SING_BOX_BUILT
 from tests.harness import certs
 from tests.harness.core import find_xray
 from tests.harness.ports import free_port

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from drivers import install
-from drivers.cores import SING_BOX_BUILT, SING_BOX_WHEEL, Core
+from drivers.install import install
+from drivers.install.releases import SING_BOX_BUILT, SING_BOX_WHEEL, Core
 from protos import service_pb2
 from tests.harness import cover
 from tests.harness.certs import Certificate

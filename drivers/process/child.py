@@ -1,0 +1,157 @@
+"""A core as a child process: spawned with a clean environment, its lines split, its end awaited, never orphaned.
+
+Everything here spawns by posix_spawn (`spawnProcess` without path, uid or gid): a fork while gRPC's threads run can
+kill the child before it executes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import signal
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast
+
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ProcessExitedAlready
+from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.protocol import ProcessProtocol
+from twisted.python.failure import Failure
+
+from node.contract.driver import Exit
+from node.logs import Logger
+
+# Characters of a line that are kept; what follows up to the newline is cut.
+MAX_LINE = 64 * 1024
+# Lines of a process that are kept to say why it ended.
+LAST_LINES = 50
+TERM_SECONDS = 5.0
+# Bytes that wait for the node in each of a core's outputs, if the kernel lets us; what it gives by itself lasts for 200
+# connections, after which sing-box lets new ones wait and Xray drops lines.
+PIPE = 1024 * 1024
+_USUAL_PIPE = 64 * 1024
+
+
+class LineSplitter:
+    """Bytes in, whole lines out. Cuts lines over MAX_LINE instead of growing."""
+
+    def __init__(self) -> None:
+        self._tail = b""
+        self._cutting = False
+
+    def feed(self, data: bytes) -> list[str]:
+        head, newline, tail = data.rpartition(b"\n")
+        if not newline:
+            self._keep(tail)
+            return []
+        lines = (self._tail + head).split(b"\n")
+        self._tail, self._cutting = b"", False
+        self._keep(tail)
+        return [line[:MAX_LINE].decode("utf-8", "replace").rstrip("\r") for line in lines]
+
+    def flush(self) -> list[str]:
+        """The last line, if it had no newline."""
+        tail, self._tail, self._cutting = self._tail, b"", False
+        return [tail.decode("utf-8", "replace")] if tail else []
+
+    def _keep(self, tail: bytes) -> None:
+        if self._cutting:
+            return
+        self._tail += tail
+        if len(self._tail) >= MAX_LINE:
+            self._tail, self._cutting = self._tail[:MAX_LINE], True
+
+
+class CoreProcess(ProcessProtocol):
+    """A running child. `on_lines` gets its output, stdout and stderr alike, a batch at a time.
+
+    `sift` sees all of it first, and returns what may be kept and handed on.
+    """
+
+    log = Logger()
+
+    def __init__(
+        self,
+        reactor: Any,
+        on_lines: Callable[[list[str]], None],
+        sift: Callable[[list[str]], list[str]] = list,
+    ) -> None:
+        self._reactor = reactor
+        self._on_lines = on_lines
+        self._sift = sift
+        self._splitters = {1: LineSplitter(), 2: LineSplitter()}
+        self._last: deque[str] = deque(maxlen=LAST_LINES)
+        self._waiting: list[Deferred[Exit]] = []
+        self._kill: IDelayedCall | None = None
+        self.exit: Exit | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process number while it runs."""
+        return getattr(self.transport, "pid", None)
+
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        return tuple(self._last)
+
+    def connectionMade(self) -> None:
+        for pipe in cast("Any", self.transport).pipes.values():
+            widen(pipe.fd)
+
+    def childDataReceived(self, childFD: int, data: bytes) -> None:  # noqa: N803
+        self._take(self._splitters[childFD].feed(data))
+
+    def processEnded(self, reason: Failure) -> None:
+        """The process is gone and its pipes are drained."""
+        for splitter in self._splitters.values():
+            self._take(splitter.flush())
+        killed: int | None = getattr(reason.value, "signal", None)
+        code: int | None = getattr(reason.value, "exitCode", None)
+        if self._kill is not None and self._kill.active():
+            self._kill.cancel()
+        self.exit = Exit(-killed if killed else code or 0, self.last_lines)
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            waiter.callback(self.exit)
+
+    def when_exited(self) -> Deferred[Exit]:
+        """Fires at the end of the process; a Deferred of its own for each caller."""
+        waiter: Deferred[Exit] = Deferred(lambda gone: self._waiting.remove(gone))
+        if self.exit is not None:
+            waiter.callback(self.exit)
+        else:
+            self._waiting.append(waiter)
+        return waiter
+
+    async def stop(self) -> Exit:
+        """TERM, five seconds, KILL."""
+        self.signal(signal.SIGTERM)
+        if self._kill is None and self.exit is None:
+            # Stays when who waits here gives up.
+            self._kill = self._reactor.callLater(TERM_SECONDS, self.signal, signal.SIGKILL)
+        return await self.when_exited()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal; a process that is gone already is fine."""
+        if self.exit is None and self.transport is not None:
+            try:
+                self.transport.signalProcess(number.name.removeprefix("SIG"))
+            except ProcessExitedAlready:
+                self.log.debug("{pid} was gone before {signal}", pid=self.pid, signal=number.name)
+
+    def _take(self, lines: list[str]) -> None:
+        kept = self._sift(lines)
+        if kept:
+            self._last.extend(kept)
+            self._on_lines(kept)
+
+
+def widen(pipe: int) -> None:
+    """Have a pipe hold more; half of it where that is refused, and so on (pipe(7): limits of a pipe and of a user)."""
+    size = PIPE
+    while size > _USUAL_PIPE:
+        try:
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, size)
+            return
+        except OSError:
+            size //= 2

@@ -1,0 +1,54 @@
+"""A core as a child process: spawned with a clean environment, its lines split, its end awaited, never orphaned.
+
+Everything here spawns by posix_spawn (`spawnProcess` without path, uid or gid): a fork while gRPC's threads run can
+kill the child before it executes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from drivers.process.child import TERM_SECONDS
+
+# In the environment of every process that we spawn, with `mark` of the owner's directory: how the sweep finds them.
+MARK = "TXNODE_OWNER"
+
+
+def mark(owner: Path) -> str:
+    """A directory, whatever its path: in containers of one host each node may have the same. Raises `OSError`."""
+    found = owner.stat()
+    return f"{found.st_dev}:{found.st_ino}"
+
+
+def sweep(owner: Path) -> list[int]:
+    """Kill what an earlier node with this directory left behind, and wait for it. Returns the process numbers."""
+    ours = mark(owner)
+    orphans = [process for process in psutil.process_iter() if _mark(process) == ours]
+    for orphan in orphans:
+        with suppress(psutil.NoSuchProcess):
+            orphan.kill()
+    deadline = time.monotonic() + TERM_SECONDS
+    while any(map(_runs, orphans)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return [orphan.pid for orphan in orphans]
+
+
+def _runs(process: psutil.Process) -> bool:
+    """A zombie holds no port: whoever its parent is may reap it later."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _mark(process: psutil.Process) -> str | None:
+    try:
+        found = process.environ().get(MARK)
+    except (psutil.Error, OSError):
+        return None  # gone, or another user's: not ours
+    return found if process.pid != os.getpid() else None

@@ -1,0 +1,89 @@
+"""METHODS: every operation of the interface, once. REST and gRPC are both loops over it.
+
+Messages come from the descriptor of `protos/service.proto`, so that a row cannot disagree with the contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from node.api.framing import delimited, single
+from protos import service_pb2
+
+SERVICE = service_pb2.DESCRIPTOR.services_by_name["NodeService"]
+
+# Bytes of one request, on both transports. Deployed controllers send and accept as much.
+MAX_BODY = 64 * 1024 * 1024
+# Users of one request, all chunks together: more than fit into it as panels send them.
+MAX_USERS = 250_000
+
+
+class Kind(Enum):
+    """How a method's messages come and go."""
+
+    UNARY = "one request, one reply"
+    LOGS = "one request, a stream of log lines"
+    FEED = "a stream of requests, one reply"
+
+
+@dataclass(frozen=True)
+class Method:
+    """One operation.
+
+    `call` names the coroutine of `Backend` (for `Kind.FEED`, the method that opens a feed). `needs_backend` says that
+    it fails while none runs, `built` that the node can do it. `cut` tells how a REST body of a feed is cut.
+    """
+
+    name: str
+    call: str
+    verbs: tuple[str, ...]
+    path: str
+    needs_backend: bool = False
+    kind: Kind = Kind.UNARY
+    built: bool = True
+    cut: Callable[[bytes], Iterator[bytes]] = single
+
+    @property
+    def request(self) -> type[Message]:
+        return GetMessageClass(SERVICE.methods_by_name[self.name].input_type)
+
+    @property
+    def response(self) -> type[Message]:
+        return GetMessageClass(SERVICE.methods_by_name[self.name].output_type)
+
+
+METHODS: tuple[Method, ...] = (
+    Method("Start", "start", ("POST",), "/start"),
+    Method("Stop", "stop", ("PUT",), "/stop"),
+    Method("GetBaseInfo", "info", ("GET",), "/info"),
+    Method("GetLogs", "logs", ("GET",), "/logs", kind=Kind.LOGS),
+    Method("GetSystemStats", "system_stats", ("GET",), "/stats/system"),
+    Method("GetBackendStats", "backend_stats", ("GET",), "/stats/backend", needs_backend=True),
+    Method("GetStats", "stats", ("GET",), "/stats"),
+    Method("GetUserOnlineStats", "online", ("GET",), "/stats/user/online", needs_backend=True),
+    Method("GetUserOnlineIpListStats", "online_ips", ("GET",), "/stats/user/online_ip", needs_backend=True),
+    Method("GetOutboundsLatency", "latency", ("GET",), "/stats/latency", built=False),
+    Method("SyncUser", "sync_user", ("PUT",), "/user/sync", needs_backend=True, kind=Kind.FEED),
+    # POST too: the older of the deployed clients sends it.
+    Method("SyncUsers", "sync_users", ("PUT", "POST"), "/users/sync", needs_backend=True),
+    Method(
+        "SyncUsersChunked",
+        "sync_chunked",
+        ("PUT",),
+        "/users/sync/chunked",
+        needs_backend=True,
+        kind=Kind.FEED,
+        cut=delimited,
+    ),
+    Method("ListRoutingRules", "routing_rules", ("GET",), "/routing/rules", built=False),
+    Method("GetBalancerInfo", "balancer_info", ("POST",), "/routing/balancer", built=False),
+    Method("TestRoute", "test_route", ("POST",), "/routing/test", built=False),
+    Method("AddRoutingRule", "add_routing_rule", ("PUT",), "/routing/rules", built=False),
+    Method("RemoveRoutingRule", "remove_routing_rule", ("DELETE",), "/routing/rules", built=False),
+    Method("OverrideBalancerTarget", "override_balancer", ("PUT",), "/routing/balancer/override", built=False),
+)

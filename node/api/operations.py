@@ -1,0 +1,244 @@
+"""The interface's methods, one coroutine each, over the runner, the traffic and the machine's figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from twisted.internet.defer import ensureDeferred
+
+from node import __version__
+from node.api.auth import Dialect
+from node.api.calls import Call
+from node.api.feeds import ChunkFeed, UserFeed, require_few
+from node.backend.keepalive import KeepAlive
+from node.backend.runner import Runner
+from node.contract.accounts import key_of
+from node.contract.driver import Driver
+from node.errors import CoreFailed, UnknownName, Unsupported, shown
+from node.logs import Logger, LogRing
+from node.machine.system import SystemStats
+from node.periodic import Periodic, Warns
+from node.state.database import Changes, Saved
+from node.state.store import Store
+from node.traffic.polling import Traffic
+from protos import service_pb2
+from protos.service_pb2 import BackendType, BaseInfoResponse, Empty, StatRequest, SystemStatsResponse
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What an operator decides. Times in seconds.
+
+    `stop_grace` is for deployed panels, which say Stop and then Start whenever they are touched. `outlive`: a backend
+    goes on when its keep-alive is over. `poll`: between two readings of the counters.
+    """
+
+    stop_grace: float = 30.0
+    outlive: bool = False
+    resume: bool = True
+    poll: float = 10.0
+
+
+class Backend:
+    """Everything that a controller can ask. Satisfies `node.api.calls.Backend`; METHODS names its coroutines."""
+
+    log = Logger()
+
+    def __init__(
+        self,
+        reactor: Any,
+        ring: LogRing,
+        drivers: Mapping[int, Driver],
+        system: SystemStats,
+        store: Store,
+        policy: Policy,
+        others: Sequence[Warns] = (),
+    ) -> None:
+        """`others` are parts of the node whose warnings `info` tells, too."""
+        self._policy = policy
+        self._ring = ring
+        self._drivers = drivers
+        self._system = system
+        self._store = store
+        self._traffic = Traffic(reactor, lambda: self._runner.counting, self._is_user, store, policy.poll)
+        self._runner = Runner(reactor, ring, store, self._traffic.read)
+        self._keep_alive = KeepAlive(reactor, self._expired)
+        # Starts under way: while there are any nothing expires.
+        self._starts = 0
+        self._noting = Periodic("noting what is left of keep-alive", self._note_keep_alive, policy.poll, reactor)
+        self._telling: tuple[Warns, ...] = (store, self._traffic, self._runner, self._noting, system, *others)
+        store.everything, store.found = self._everything, self._found
+
+    def begin(self, saved: Saved) -> None:
+        """Go on where an earlier node ended."""
+        self._traffic.begin(())
+        self._noting.start()
+        self._found(saved)
+
+    def touch(self) -> None:
+        """A controller said something: keep-alive starts anew."""
+        self._keep_alive.touch()
+
+    async def close(self) -> None:
+        """The node ends, and the core with it."""
+        self._noting.stop()
+        self._note_keep_alive()
+        self._keep_alive.stop()
+        try:
+            await self._runner.close()
+        finally:
+            self._traffic.end()
+
+    # Lifecycle
+
+    async def start(self, request: service_pb2.Backend, _: Call) -> BaseInfoResponse:
+        require_few(len(request.users))
+        driver = self._drivers.get(request.type)
+        if driver is None:
+            raise Unsupported(f"this node has no core of type {type_name(request.type)}")
+        # What runs must not expire while its successor comes up.
+        self._keep_alive.stop()
+        self._starts += 1
+        try:
+            await self._runner.start(driver, request)
+        finally:
+            self._starts -= 1
+            self._watch_controller()
+        return await self._info()
+
+    async def stop(self, _: Empty, call: Call) -> Empty:
+        self._keep_alive.stop()
+        grace = self._policy.stop_grace if call.dialect is Dialect.DEPLOYED else 0
+        await self._runner.stop("a controller asked for it", grace)
+        return Empty()
+
+    async def info(self, _: Empty, __: Call) -> BaseInfoResponse:
+        return await self._info()
+
+    # Statistics
+
+    async def system_stats(self, _: Empty, __: Call) -> SystemStatsResponse:
+        return SystemStatsResponse(**asdict(self._system.current()))
+
+    async def backend_stats(self, _: Empty, __: Call) -> service_pb2.BackendStatsResponse:
+        return await self._runner.newest().backend_stats()
+
+    async def stats(self, request: StatRequest, call: Call) -> service_pb2.StatResponse:
+        return await self._traffic.stats(request, call.when_settled)
+
+    async def online(self, request: StatRequest, _: Call) -> service_pb2.OnlineStatResponse:
+        try:
+            count = len(await self._addresses(request.name))
+        except Unsupported:
+            # An address that is connected to two generations counts twice then.
+            key = key_of(request.name)
+            count = sum([await generation.online_count(key) for generation in self._runner.generations])
+        return service_pb2.OnlineStatResponse(name=request.name, value=count)
+
+    async def online_ips(self, request: StatRequest, _: Call) -> service_pb2.StatsOnlineIpListResponse:
+        return service_pb2.StatsOnlineIpListResponse(name=request.name, ips=await self._addresses(request.name))
+
+    # Users
+
+    async def sync_users(self, request: service_pb2.Users, _: Call) -> Empty:
+        require_few(len(request.users))
+        await self._runner.replace(request.users)
+        return Empty()
+
+    def sync_user(self) -> UserFeed:
+        return UserFeed(self._runner)
+
+    def sync_chunked(self) -> ChunkFeed:
+        return ChunkFeed(self._runner)
+
+    def _is_user(self, name: str) -> bool:
+        return key_of(name) in self._runner.roster.users
+
+    async def _addresses(self, name: str) -> dict[str, int]:
+        """Where a user is connected from, over all generations, and when each address was last seen."""
+        self._runner.newest()
+        if not self._is_user(name):
+            raise UnknownName(f"there is no user {shown(name)}")
+        addresses: dict[str, int] = {}
+        for generation in self._runner.generations:
+            for address, seen in (await generation.online(key_of(name))).items():
+                addresses[address] = max(seen, addresses.get(address, 0))
+        return addresses
+
+    async def _info(self) -> BaseInfoResponse:
+        accepted = self._runner.accepted if self._runner.state != "stopped" else None
+        driver = accepted.driver if accepted else self._drivers[min(self._drivers)]
+        warnings = [*(accepted.plan.warnings if accepted else ())]
+        warnings += [warning for part in self._telling for warning in part.warnings]
+        warnings += [warning for run in (self._runner.generations[:1] if accepted else ()) for warning in run.warnings]
+        try:
+            version = accepted.version if accepted else await driver.version()
+        except CoreFailed as fault:
+            version = "none"
+            warnings.append(fault.text)
+        return BaseInfoResponse(
+            running=self._runner.state == "running",
+            core_version=version,
+            version=__version__,
+            core_type=driver.name,
+            state=self._runner.state,
+            reason=self._runner.reason,
+            warnings=warnings,
+        )
+
+    def _found(self, saved: Saved) -> None:
+        """What an earlier node left, which may be read late."""
+        self._traffic.restore(saved.rows)
+        if not self._runner.loaded(saved) or not saved.request:
+            return
+        if saved.left is not None:
+            self._store.keep_alive(saved.left)
+        if self._policy.resume:
+            ensureDeferred(self._resume(saved)).addErrback(
+                lambda failure: self.log.failure("the backend was not resumed", failure)
+            )
+
+    async def _resume(self, saved: Saved) -> None:
+        """Bring back what ran, with its users and what is left of its keep-alive, before any controller calls."""
+        request = service_pb2.Backend.FromString(saved.request)
+        request.users.extend(map(service_pb2.User.FromString, saved.users))
+        driver = self._drivers.get(request.type)
+        if driver is None:
+            self.log.error("a {type} ran when the node ended: this node has none", type=type_name(request.type))
+            return
+        await self._runner.resume(driver, request, lambda: self._watch_controller(saved.left))
+
+    def _watch_controller(self, left: float | None = None) -> None:
+        """Whatever backend there is now has all of its keep-alive, or what is left of it."""
+        if not self._starts:
+            self._keep_alive.set(self._runner.keep_alive, left)
+
+    def _everything(self) -> Changes:
+        """All that has to outlive the node."""
+        changes = self._runner.everything()
+        changes.rows = {(row.scope, row.key): row for row in self._traffic.everything()}
+        return changes
+
+    def _note_keep_alive(self) -> None:
+        if self._keep_alive.left is not None:
+            self._store.keep_alive(self._keep_alive.left)
+
+    def _expired(self, reason: str) -> None:
+        if self._policy.outlive:
+            self._ring.event(f"{reason}; the backend goes on")
+            self.log.warn("{reason}; the backend goes on, as KEEP_ALIVE_ACTION says", reason=reason)
+            return
+        self._keep_alive.stop()
+        ensureDeferred(self._runner.stop(reason)).addErrback(
+            lambda failure: self.log.failure("the backend was not stopped after keep-alive", failure)
+        )
+
+
+def type_name(number: int) -> str:
+    """A backend type as in the interface, or its number."""
+    try:
+        return BackendType.Name(number)
+    except ValueError:
+        return str(number)

@@ -1,0 +1,259 @@
+"""Sets of users, pure: who may use which inbound, and what has to change to get there.
+
+Users are keyed by e-mail without regard to case, as Xray does. A user is kept as the serialised message, an account as
+the bytes that a core takes: at 100,000 users objects would cost hundreds of megabytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
+
+from node.contract.accounts import Account, AccountOf, Accounts, Refusal, Unusable, key_of
+from protos.service_pb2 import User
+
+K = TypeVar("K")
+L = TypeVar("L")
+V = TypeVar("V")
+
+Tags = tuple[str, ...]
+
+
+class Supplied(NamedTuple):
+    """The users of a whole set, in stored order: as they are kept by key, as they came, and their inbounds."""
+
+    packed: dict[str, bytes]
+    users: list[User]
+    tags: list[Tags]
+
+
+def check_email(email: str) -> None:
+    """Raises `Unusable` for a name that could not be removed, listed or told apart in logs and counters."""
+    if not email:
+        raise Unusable("the e-mail is empty")
+    if not email.isprintable() or ">>>" in email:
+        raise Unusable("the e-mail has characters that cannot be told apart in counters and logs")
+
+
+class Roster:
+    """The desired users, and the accounts that follow from them.
+
+    Credentials are unique inside an inbound: of those who claim one the first in stored order has it. Who changes his
+    accounts moves to the end of that order, so the same rule holds for one change, for a whole set and after a restart.
+    """
+
+    def __init__(self, tags: Iterable[str], account_of: AccountOf) -> None:
+        self.users: dict[str, bytes] = {}
+        self.target: dict[str, Accounts] = {tag: {} for tag in tags}
+        self._account_of = account_of
+        # Per inbound: whose account each credential opens, and who waits behind him (rarely anybody).
+        self._holder: dict[str, dict[bytes, str]] = {tag: {} for tag in self.target}
+        self._waiting: dict[str, dict[bytes, dict[str, bytes]]] = {tag: {} for tag in self.target}
+        self._credential: dict[str, dict[str, bytes]] = {tag: {} for tag in self.target}
+
+    @classmethod
+    def of(
+        cls, users: Iterable[User], tags: Iterable[str], account_of: AccountOf, before: Roster | None = None
+    ) -> tuple[Roster, list[Refusal]]:
+        """The roster of a whole set, and who of it could not be used. Of two entries with one e-mail the last wins.
+
+        `before` is one of the same inbounds: only accounts of users who are not in it as they are now are built. It is
+        not changed, and is itself returned where the set is the same.
+        """
+        roster = cls(tags, account_of)
+        supplied, refused = roster._read(users)
+        if before and list(before.users.items()) == list(supplied.packed.items()):
+            return before, refused + before._fill(supplied)
+        if before:
+            helped = before._keeping(supplied.packed, account_of)
+            doubts = helped._fill(supplied)
+            if not helped.contested:
+                return helped, refused + doubts
+        return roster, refused + roster._fill(supplied)
+
+    def updated(self, users: Iterable[User]) -> tuple[Roster, list[Refusal]]:
+        """A copy with these users added, changed or removed, as by `put_all`."""
+        copy = self._keeping(self.users, self._account_of)
+        _, refused = copy.put_all(users)
+        return copy, refused
+
+    def _read(self, users: Iterable[User]) -> tuple[Supplied, list[Refusal]]:
+        """Those of a set who can be here, and who cannot whatever the others are."""
+        refused: list[Refusal] = []
+        supplied, known = Supplied({}, [], []), lru_cache(self._known)
+        for key, user in one_spelling(users, refused).items():
+            try:
+                check_email(user.email)
+            except Unusable as fault:
+                refused.append(Refusal(user.email, str(fault)))
+                continue
+            named = tuple(user.inbounds)
+            if tags := known(named):
+                supplied.packed[key] = normal(user, named).SerializeToString()
+                supplied.users.append(user)
+                supplied.tags.append(tags)
+        return supplied, refused
+
+    def _keeping(self, stored: Mapping[str, bytes], account_of: AccountOf) -> Roster:
+        """A copy without those who are not in `stored` as they are here."""
+        copy = Roster((), account_of)
+        copy.users = dict(self.users)
+        copy.target, copy._credential = _copied(self.target), _copied(self._credential)
+        copy._holder = _copied(self._holder)
+        copy._waiting = {tag: _copied(waiting) for tag, waiting in self._waiting.items()}
+        for key, packed in self.users.items():
+            if stored.get(key) != packed:
+                copy.remove(key)
+        return copy
+
+    def _fill(self, supplied: Supplied) -> list[Refusal]:
+        """Take in those of a set who are not here yet; who of all of it cannot be used."""
+        refused: list[Refusal] = []
+        for key, user, tags in zip(*supplied, strict=True):
+            if key not in self.users:
+                self._enter(key, user, tags, refused)
+            elif any(key not in self.target[tag] for tag in tags):
+                refused += self._refusals(key, user, tags)
+        self.users = supplied.packed
+        return refused
+
+    def _known(self, tags: Tags) -> Tags:
+        """Of these inbounds those that are here, each once."""
+        return tuple(tag for tag in dict.fromkeys(tags) if tag in self.target)
+
+    @property
+    def contested(self) -> bool:
+        """Whether several claim one credential: only then it matters in which order they came."""
+        return any(any(waiting.values()) for waiting in self._waiting.values())
+
+    def put(self, user: User) -> tuple[set[tuple[str, str]], list[Refusal]]:
+        """Add, change or (with no known inbound) remove a user: the (tag, key) pairs touched, and what was refused."""
+        email = user.email
+        try:
+            check_email(email)
+        except Unusable as fault:
+            return set(), [Refusal(email, str(fault))]
+        key, named = key_of(email), tuple(user.inbounds)
+        tags = self._known(named)
+        if not tags:
+            return self.remove(key), []
+        packed = normal(user, named).SerializeToString()
+        if self.users.get(key) == packed:
+            return set(), self._refusals(key, user, tags)
+        touched, refused = self.remove(key), list[Refusal]()
+        self.users[key] = packed
+        self._enter(key, user, tags, refused)
+        touched.update((tag, key) for tag in tags if key in self._credential[tag])
+        return touched, refused
+
+    def put_all(self, users: Iterable[User]) -> tuple[set[tuple[str, str]], list[Refusal]]:
+        """The same for several users as one change: what was refused is judged when all of them are in."""
+        refused: list[Refusal] = []
+        touched: set[tuple[str, str]] = set()
+        doubtful: list[User] = []
+        for user in one_spelling(users, refused).values():
+            pairs, bad = self.put(user)
+            touched |= pairs
+            if bad:
+                doubtful.append(user)
+        for user in doubtful:
+            _, bad = self.put(user)
+            refused += bad
+        return touched, refused
+
+    def remove(self, key: str) -> set[tuple[str, str]]:
+        """Forget a user: the (tag, key) pairs touched, those of who now gets his credential among them."""
+        if self.users.pop(key, None) is None:
+            return set()
+        touched = set()
+        for tag in self.target:
+            touched |= self._release(tag, key)
+        return touched
+
+    def _enter(self, key: str, user: User, tags: Iterable[str], refused: list[Refusal]) -> None:
+        """Give a user who has none his accounts."""
+        for tag in tags:
+            account = self._account(tag, user, refused)
+            if account is not None:
+                self._claim(tag, key, account, refused, user.email)
+
+    def _account(self, tag: str, user: User, refused: list[Refusal]) -> Account | None:
+        """The user's account for an inbound, if there is one; why it cannot be used goes to `refused`."""
+        try:
+            return self._account_of(tag, user)
+        except Unusable as fault:
+            refused.append(Refusal(user.email, f"{tag}: {fault}"))
+            return None
+
+    def _claim(self, tag: str, key: str, account: Account, refused: list[Refusal], email: str) -> None:
+        self._credential[tag][key] = account.credential
+        if self._holder[tag].setdefault(account.credential, key) == key:
+            self.target[tag][key] = account.packed
+        else:
+            self._waiting[tag].setdefault(account.credential, {})[key] = account.packed
+            refused.append(self._taken(tag, email, account))
+
+    def _taken(self, tag: str, email: str, account: Account) -> Refusal:
+        return Refusal(email, f"{tag}: {self._holder[tag][account.credential]!r} has the same credential")
+
+    def _release(self, tag: str, key: str) -> set[tuple[str, str]]:
+        credential = self._credential[tag].pop(key, None)
+        if credential is None:
+            return set()
+        waiting = self._waiting[tag].get(credential, {})
+        if self._holder[tag][credential] != key:
+            del waiting[key]
+            return set()
+        del self.target[tag][key]
+        del self._holder[tag][credential]
+        touched = {(tag, key)}
+        if waiting:
+            heir = next(iter(waiting))
+            self._holder[tag][credential] = heir
+            self.target[tag][heir] = waiting.pop(heir)
+            touched.add((tag, heir))
+        return touched
+
+    def _refusals(self, key: str, user: User, tags: Iterable[str]) -> list[Refusal]:
+        """What an unchanged user was refused: it is said again each time he is supplied."""
+        refused: list[Refusal] = []
+        for tag in tags:
+            account = None if key in self.target[tag] else self._account(tag, user, refused)
+            if account is not None:
+                refused.append(self._taken(tag, user.email, account))
+        return refused
+
+
+def _copied(dicts: Mapping[K, Mapping[L, V]]) -> dict[K, dict[L, V]]:
+    return {key: dict(one) for key, one in dicts.items()}
+
+
+def normal(user: User, tags: Tags) -> User:
+    """The user with his inbounds (`tags`) in order and once each: controllers send them in any."""
+    if len(tags) == 1 or tags == (ordered := tuple(sorted(set(tags)))):
+        return user
+    kept = User(email=user.email, inbounds=ordered)
+    kept.proxies.CopyFrom(user.proxies)
+    return kept
+
+
+def one_spelling(users: Iterable[User], refused: list[Refusal]) -> dict[str, User]:
+    """By key one entry an e-mail, the last, where it is spelled as at first; other spellings go to `refused`."""
+    chosen: dict[str, User] = {}
+    for user in users:
+        email = user.email
+        key = key_of(email)
+        first = chosen.get(key)
+        if first is not None and first.email != email:
+            refused.append(Refusal(email, f"another spelling of {first.email!r}"))
+        else:
+            chosen[key] = user
+    return chosen
+
+
+def changed_users(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> dict[str, bytes | None]:
+    """What turns one set of users into the other, by key: the new entry, or None for who is gone."""
+    changed: dict[str, bytes | None] = {key: None for key in before if key not in after}
+    changed |= {key: packed for key, packed in after.items() if before.get(key) != packed}
+    return changed

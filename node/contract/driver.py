@@ -1,0 +1,178 @@
+"""What a core's driver is to the node, and what the node hands it.
+
+A new core brings: a package with a class that satisfies `Driver`, generations that satisfy `Generation`, and one line
+in `drivers.registry`. The node asks for counters, online users and logs of a *list* of generations, newest first, and
+applies users as a difference. A driver that has no live call for that answers `apply` with a new generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from twisted.internet.defer import Deferred
+
+from node.aio import Aio
+from node.contract.accounts import Account, Accounts, Change, Refusal
+from node.contract.counters import Reading, Scope
+from node.logs import Log
+from protos.service_pb2 import BackendStatsResponse, User
+
+# How the line begins that says why; a stack trace may follow it.
+_TELLING = ("panic:", "fatal error:", "Failed to start:", "FATAL")
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a driver is given: the reactor, the asyncio thread, a private directory (0700), the ring, its settings."""
+
+    reactor: Any
+    aio: Aio
+    log: Log
+    directory: Path
+    settings: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a core's process ended: its exit code, or the negative signal, and its last lines."""
+
+    code: int
+    lines: tuple[str, ...]
+
+    @property
+    def reason(self) -> str:
+        """One line for an operator."""
+        how = f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
+        telling = [line for line in self.lines if line.startswith(_TELLING)] or self.lines
+        return f"the core ended by itself ({how})" + (f": {telling[-1]}" if telling else "")
+
+
+class Plan(Protocol):
+    """A configuration that the core accepted, without its users: ready to be launched."""
+
+    @property
+    def tags(self) -> Sequence[str]:
+        """The managed inbounds, those whose users are the supplied ones."""
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What an operator should know about this configuration."""
+
+    def account(self, tag: str, user: User) -> Account | None:
+        """The user's account for a managed inbound; None without a credential. Pure. Raises `node.backend.roster.Unusable`."""
+
+
+class Generation(Protocol):
+    """One run of a core."""
+
+    @property
+    def alive(self) -> bool:
+        """The process runs and answered once."""
+
+    @property
+    def accounts(self) -> Mapping[str, Accounts]:
+        """Per managed inbound, what the core confirmed."""
+
+    def when_exited(self) -> Deferred[Exit]:
+        """Fires when the process is gone; a Deferred of its own for each caller."""
+
+    def free(self, changes: Sequence[Change]) -> list[Change]:
+        """Those of these changes that cost nobody anything: the others are collected for the driver's `window`."""
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What an operator should know about this run now: files that changed since it began, for instance."""
+
+    @property
+    def uncounted(self) -> frozenset[Scope]:
+        """What this run cannot count; asked for, it is unsupported."""
+
+    async def counters(self) -> Reading:
+        """All counters, cumulative since this process began, but those of the node's own inbounds and outbounds.
+
+        Inbounds and outbounds that carried nothing yet are among them with 0. Never resets. Raises `errors.CoreFailed`.
+        """
+
+    async def online(self, key: str) -> Mapping[str, int]:
+        """A user's addresses and when each was last seen (Unix seconds); empty when offline or unknown.
+
+        Raises `errors.Unsupported` where the core does not tell, and `errors.CoreFailed`.
+        """
+
+    async def online_count(self, key: str) -> int:
+        """How many addresses those are, where only that is told. Raises as `online`."""
+
+    async def backend_stats(self) -> BackendStatsResponse:
+        """The core's own run-time figures."""
+
+    async def answers(self, seconds: float) -> bool:
+        """Whether the core answers a small question within this time."""
+
+    async def audit(self) -> int:
+        """Compare the core's own list of users with `accounts`, and make `accounts` tell the truth.
+
+        Returns in how many users they differed. Raises `errors.CoreFailed`.
+        """
+
+    def kill(self) -> None:
+        """End the process at once: it does not answer any more."""
+
+    async def wind_down(self) -> None:
+        """Take no more connections and end the live ones: after it the counters come to rest, and can still be read.
+
+        Returns when the core has had the moment that it needs to notice; then two equal readings are the last ones.
+
+        What cannot be done is logged: the process ends soon anyway.
+        """
+
+    async def stop(self) -> None:
+        """End the process: asked, then forced. Returns when it is gone. May be called again meanwhile."""
+
+
+# Ends a generation whose place another one takes: no byte that it has counted is lost, and nobody takes it for a crash.
+End = Callable[[Generation], Awaitable[None]]
+
+
+class Driver(Protocol):
+    """A kind of core."""
+
+    @property
+    def name(self) -> str:
+        """The core's name, as in BaseInfoResponse.core_type."""
+
+    @property
+    def window(self) -> float:
+        """Seconds for which changes that are not free are collected before they are applied; 0 where all are free."""
+
+    def fingerprint(self, config_text: str) -> str:
+        """Equal for configurations that mean the same: order of keys, white space and comments do not count. Pure."""
+
+    async def version(self) -> str:
+        """The version of the executable. Raises `errors.CoreFailed` with what to do if there is none."""
+
+    async def prepare(self, config_text: str, exclude: frozenset[str]) -> Any:
+        """Have the core read a configuration, touching none that runs: a `Plan`. Raises `errors.InvalidConfig`."""
+
+    async def check(self, plan: Any) -> None:
+        """The second, dearer half of the check: build everything but bind nothing. Raises `errors.InvalidConfig`."""
+
+    async def launch(self, plan: Any, target: Mapping[str, Accounts], seconds: float) -> Generation:
+        """Run a plan with these users. Returns when the core answers, within `seconds`.
+
+        Raises `errors.PortTaken` for a port that it cannot have now, `errors.CoreFailed`, or `errors.InvalidConfig`
+        where only the start itself can tell.
+        """
+
+    async def apply(self, generation: Any, changes: Sequence[Change], end: End) -> tuple[Generation, list[Refusal]]:
+        """Bring changed users into force, all removals before all additions; called for one batch at a time.
+
+        Returns the generation that has them: the same where the core has a live call, a new one where the driver
+        had to start a process, for which it has the one before ended by `end`. What the core did not confirm is
+        refused, by key, and not in `accounts`. Raises `errors.CoreFailed` if no core runs any more.
+        """
+
+    def sweep(self) -> list[int]:
+        """End the cores that an earlier node left behind on this directory; their process numbers. Blocking, brief."""

@@ -1,0 +1,222 @@
+"""The file that outlives the node: SQLite, blocking. Used from one thread at a time; `node.state.store` sees to that.
+
+WAL with synchronous=NORMAL: what was committed outlives the death of any process, kill -9 included. A power cut may
+take the last commits with it, never the file: a controller that comes back repairs users, and bytes of seconds are the
+price of not waiting for the disk with every change.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from node.contract.counters import Row, Scope
+
+# Raised with every change of the tables; `PRAGMA user_version` has it.
+SCHEMA = 1
+_TABLES = """
+CREATE TABLE backend (one INTEGER PRIMARY KEY CHECK (one = 1), request BLOB NOT NULL, left REAL);
+CREATE TABLE users (place INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, packed BLOB NOT NULL);
+CREATE TABLE traffic (
+    scope TEXT NOT NULL, key TEXT NOT NULL, name TEXT NOT NULL, uplink INTEGER NOT NULL, downlink INTEGER NOT NULL,
+    PRIMARY KEY (scope, key)
+) WITHOUT ROWID;
+"""
+_WAL_BYTES = 4 * 1024 * 1024
+
+
+class Unwritable(Exception):
+    """The disk does not do its part; the text is its words."""
+
+
+class Damaged(Exception):
+    """The file cannot be used, and was moved aside; the text says where to."""
+
+
+@dataclass
+class Changes:
+    """What to write, in one transaction. The users and rows of an earlier change are overwritten by those of a later.
+
+    `clean`: nothing of what was there stays. `request` is a serialised Backend without users, None for no change,
+    empty for no backend. `left`: seconds of its keep-alive, None for no change. `users` in the order in which they
+    were stored; None is a removal.
+    """
+
+    clean: bool = False
+    request: bytes | None = None
+    left: float | None = None
+    clean_users: bool = False
+    users: dict[str, bytes | None] = field(default_factory=dict)
+    rows: dict[tuple[Scope, str], Row] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.clean
+            or self.clean_users
+            or self.users
+            or self.rows
+            or self.request is not None
+            or self.left is not None
+        )
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What an earlier node left: the serialised Backend (empty: none), its users, the rows that nobody has had.
+
+    `left`: seconds of its keep-alive that were left; None for all.
+    """
+
+    request: bytes = b""
+    left: float | None = None
+    users: tuple[bytes, ...] = ()
+    rows: tuple[Row, ...] = ()
+
+
+class Database:
+    """One file of SQLite."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+
+    def load(self) -> Saved:
+        """What is there. Raises `Unwritable` and `Damaged`."""
+        with self._told():
+            return _load(self._connected())
+
+    def peek(self) -> Saved | None:
+        """What can be read on a disk that cannot be written; None if there is a file that cannot be read now."""
+        try:
+            self._path.stat()
+        except FileNotFoundError:
+            return Saved()
+        except OSError:
+            return None
+        # With what is in the WAL if that can be had; else without.
+        for mode in ("mode=ro", "immutable=1"):
+            with suppress(sqlite3.Error):
+                uri = f"{self._path.absolute().as_uri()}?{mode}"
+                with closing(sqlite3.connect(uri, uri=True)) as connection:
+                    return _load(connection)
+        return None
+
+    def write(self, changes: Changes) -> None:
+        """All of it or nothing. Raises `Unwritable` and `Damaged`."""
+        with self._told(), self._transaction() as connection:
+            if changes.clean:
+                connection.execute("DELETE FROM traffic")
+            if changes.clean or changes.clean_users:
+                connection.execute("DELETE FROM users")
+            self._write_backend(connection, changes)
+            _write_users(connection, changes.users)
+            _write_rows(connection, changes.rows.values())
+
+    def close(self) -> None:
+        """No more is written. SQLite puts everything into the one file then."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """What goes wrong, as the two kinds that matter: is the file to blame, or the disk (rights, room, locks)?"""
+        try:
+            yield
+        except (sqlite3.Error, OSError) as fault:
+            if type(fault) is not sqlite3.DatabaseError:
+                raise Unwritable(str(fault)) from fault
+            try:
+                aside = self._move_aside(fault)
+            except OSError as refusal:
+                raise Unwritable(f"the state file is damaged ({fault}) and cannot be moved: {refusal}") from fault
+            raise Damaged(aside) from fault
+
+    def _move_aside(self, fault: Exception) -> str:
+        """Have nothing to do with the file any more. Returns one line for the operator."""
+        self.close()
+        aside = self._path.with_name(f"{self._path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
+        for suffix in ("", "-wal", "-shm"):
+            file = self._path.with_name(self._path.name + suffix)
+            if file.exists():
+                file.rename(aside.with_name(aside.name + suffix))
+        return f"the state file could not be read ({fault}) and is now {aside}: what is in it is lost to the node"
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        connection = self._connected()
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield connection
+        except BaseException:
+            connection.rollback()
+            raise
+        connection.commit()
+
+    def _connected(self) -> sqlite3.Connection:
+        if self._connection is None:
+            self._path.touch(mode=0o600)
+            connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+            try:
+                _prepare(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+    def _write_backend(self, connection: sqlite3.Connection, changes: Changes) -> None:
+        if changes.clean or changes.request is not None:
+            connection.execute("DELETE FROM backend")
+        if changes.request:
+            connection.execute("INSERT INTO backend VALUES (1, ?, ?)", (changes.request, changes.left))
+        elif changes.left is not None:
+            connection.execute("UPDATE backend SET left = ?", (changes.left,))
+
+
+def _load(connection: sqlite3.Connection) -> Saved:
+    (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if verdict != "ok":
+        raise sqlite3.DatabaseError(verdict)
+    backend = connection.execute("SELECT request, left FROM backend").fetchone()
+    users = connection.execute("SELECT packed FROM users ORDER BY place").fetchall()
+    rows = connection.execute("SELECT scope, name, uplink, downlink FROM traffic").fetchall()
+    request, left = backend or (b"", None)
+    return Saved(request, left, tuple(packed for (packed,) in users), tuple(map(_row, rows)))
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version == SCHEMA:
+        return
+    if version:
+        raise sqlite3.DatabaseError(f"it has schema {version}, this node writes {SCHEMA}")
+    connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
+
+
+def _write_users(connection: sqlite3.Connection, users: Mapping[str, bytes | None]) -> None:
+    """Who is written goes behind all others: so it is in `users.Roster`, too."""
+    gone = [(key,) for key, packed in users.items() if packed is None]
+    there = [(key, packed) for key, packed in users.items() if packed is not None]
+    connection.executemany("DELETE FROM users WHERE key = ?", gone)
+    connection.executemany("INSERT OR REPLACE INTO users (key, packed) VALUES (?, ?)", there)
+
+
+def _write_rows(connection: sqlite3.Connection, rows: Iterable[Row]) -> None:
+    rows = list(rows)
+    empty = [(row.scope.value, row.key) for row in rows if not any(row.both)]
+    full = [(row.scope.value, row.key, row.name, *row.both) for row in rows if any(row.both)]
+    connection.executemany("DELETE FROM traffic WHERE scope = ? AND key = ?", empty)
+    connection.executemany("INSERT OR REPLACE INTO traffic VALUES (?, ?, ?, ?, ?)", full)
+
+
+def _row(columns: tuple[str, str, int, int]) -> Row:
+    scope, name, uplink, downlink = columns
+    return Row(Scope(scope), name, uplink, downlink)

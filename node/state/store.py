@@ -1,0 +1,203 @@
+"""What must outlive the node: the backend, its users, and the bytes that nobody has had yet.
+
+Changes are gathered on the reactor and written by one thread, one transaction at a time; those that come meanwhile go
+together into the next. A disk that does not take them is said once and tried again: then everything is written anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.threads import deferToThreadPool
+from twisted.python.failure import Failure
+from twisted.python.threadpool import ThreadPool
+
+from node.backend.control import Signal
+from node.contract.counters import Row
+from node.logs import Logger
+from node.state.database import Changes, Damaged, Database, Saved, Unwritable
+
+T = TypeVar("T")
+
+# Seconds until a disk that failed is tried again.
+AGAIN = 10.0
+# How often one is tried again at the end: it may have room again, and the file it has may turn out to be bad only then.
+LAST_TRIES = 2
+
+
+class Store:
+    """The state file. `everything` gives all that has to be in it, for a file that lacks some.
+
+    A file that could not be read when the node began is read before it is written for the first time: `found` takes
+    what was in it.
+    """
+
+    log = Logger()
+
+    def __init__(self, reactor: Any, path: Path) -> None:
+        self._reactor = reactor
+        self._database = Database(path)
+        self._path = path
+        self._pool = ThreadPool(0, 1, "store")
+        self._changes = Changes()
+        # What fires when the changes that are gathered, or those being written, are on disk or have failed.
+        self._gathered = Signal()
+        self._written: Signal | None = None
+        self._busy = False
+        self._fault = ""
+        self._damage = ""
+        self._again: IDelayedCall | None = None
+        self._unread = False
+        # Seconds of keep-alive, as they are to be in the file.
+        self._left: float | None = None
+        self.everything: Callable[[], Changes] = Changes
+        self.found: Callable[[Saved], None] = lambda _: None
+
+    @property
+    def warnings(self) -> list[str]:
+        """What an operator should know about the disk."""
+        return [text for text in (self._fault, self._damage) if text]
+
+    def open(self) -> Saved:
+        """What an earlier node left. Blocking, for before the reactor runs; never fails, see `warnings`."""
+        self._pool.start()
+        try:
+            return self._database.load()
+        except Damaged as damage:
+            self._tell_damage(str(damage))
+            return Saved()
+        except Unwritable as fault:
+            self._failed(str(fault))
+            saved = self._database.peek()
+            self._unread = saved is None
+            return saved or Saved()
+
+    async def close(self) -> None:
+        """Write what is left, and end. A disk that failed is tried again at once, so is a new file for a bad one."""
+        await self.flush()
+        for _ in range(LAST_TRIES):
+            if self._again is not None:
+                self._again.cancel()
+                self._try_again()
+                await self.flush()
+        if self._again is not None:
+            self._again.cancel()
+        try:
+            await self._on_disk(self._database.close)
+        finally:
+            self._pool.stop()
+
+    # What there is to write. Nothing is refused, whatever the disk does.
+
+    def accept(self, request: bytes) -> None:
+        """This backend (serialised, without users) is the one that runs; a controller was just heard of."""
+        self._changes.request, self._changes.left, self._left = request, None, None
+        self._write()
+
+    def forget(self) -> None:
+        """There is no backend, and no user; the traffic stays."""
+        self.accept(b"")
+        self.users({}, clean=True)
+
+    def keep_alive(self, left: float) -> None:
+        """So many seconds may pass from now until a controller is heard of."""
+        self._changes.left = self._left = left
+        self._write()
+
+    def users(self, changed: Mapping[str, bytes | None], clean: bool = False) -> None:
+        """These users changed, None for who is gone; with `clean` there are no others."""
+        if clean:
+            self._changes.clean_users, self._changes.users, changed = True, dict(changed), {}
+        for key, packed in changed.items():
+            self._changes.users.pop(key, None)
+            self._changes.users[key] = packed
+        self._write()
+
+    def rows(self, rows: Iterable[Row]) -> None:
+        """These rows of the ledger changed."""
+        self._changes.rows.update({(row.scope, row.key): row for row in rows})
+        self._write()
+
+    async def flush(self) -> None:
+        """Wait until all that there was to write is on disk, or the disk has failed."""
+        reading = self._busy and self._written is None
+        if (self._changes or reading) and self._again is None:
+            await self._gathered.wait()
+        elif self._written is not None:
+            await self._written.wait()
+
+    def _write(self) -> None:
+        """Write soon, together with what else is said in this turn, if the disk is not left alone for now."""
+        if self._changes and not self._busy and self._again is None:
+            self._busy = True
+            self._reactor.callLater(0, self._next)
+
+    def _next(self) -> None:
+        changes = self._gather(self._changes)
+        self._on_disk(self._database.write, changes).addCallbacks(self._succeeded, self._not_written)
+
+    def _gather(self, changes: Changes) -> Changes:
+        """These are written next, and what was gathered is among them."""
+        self._changes = Changes()
+        self._written, self._gathered = self._gathered, Signal()
+        return changes
+
+    def _on_disk(self, function: Callable[..., T], *arguments: Any) -> Deferred[T]:
+        return deferToThreadPool(self._reactor, self._pool, function, *arguments)
+
+    def _succeeded(self, _: None) -> None:
+        if self._fault:
+            self.log.info("the state is on disk again: {path}", path=str(self._path))
+            self._fault = ""
+        self._end()
+        self._write()
+
+    def _end(self) -> None:
+        written, self._written, self._busy = self._written, None, False
+        if written is not None:
+            written.fire()
+
+    def _not_written(self, failure: Failure) -> None:
+        if failure.check(Damaged):
+            self._unread = False
+            self._tell_damage(str(failure.value))
+        elif not failure.check(Unwritable):
+            self.log.failure("the state was not written", failure)
+        self._failed(str(failure.value))
+        self._end()
+        self._gathered.fire()
+        self._gathered = Signal()
+
+    def _failed(self, fault: str) -> None:
+        """Nothing is kept for the disk meanwhile: it gets all there is when it takes something again."""
+        if not self._fault:
+            self.log.error(
+                "THE STATE IS NOT ON DISK: {path}: {fault}. The node goes on, but what runs now and the traffic that "
+                "nobody has had yet would not outlive it",
+                path=str(self._path),
+                fault=fault,
+            )
+        self._fault = f"the state cannot be written to {self._path}: {fault}; free the disk or mend its rights"
+        self._changes = Changes()
+        self._again = self._reactor.callLater(AGAIN, self._try_again)
+
+    def _try_again(self) -> None:
+        self._again, self._busy = None, True
+        ensureDeferred(self._write_anew()).addCallbacks(self._succeeded, self._not_written)
+
+    async def _write_anew(self) -> None:
+        if self._unread:
+            saved = await self._on_disk(self._database.load)
+            self._unread = False
+            self.found(saved)
+        everything = self.everything()
+        everything.clean, everything.left = True, self._left
+        await self._on_disk(self._database.write, self._gather(everything))
+
+    def _tell_damage(self, text: str) -> None:
+        self._damage = text
+        self.log.error("{text}", text=text)

@@ -1,0 +1,218 @@
+"""Bytes: readings of the generations' counters into the ledger, and the rows that controllers ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from itertools import islice
+from typing import Any
+
+from twisted.internet.defer import DeferredLock
+from twisted.internet.task import deferLater
+
+from node.backend.control import lasting
+from node.contract.counters import DIRECTIONS, Reading, Row, Scope
+from node.contract.driver import Generation
+from node.errors import InvalidRequest, NodeError, UnknownName, Unsupported, shown
+from node.logs import Logger
+from node.periodic import Periodic
+from node.state.store import Store
+from node.traffic.ledger import Ledger, Taken
+from protos import service_pb2
+from protos.service_pb2 import StatRequest, StatResponse
+
+# The part of the interval for which a reading is good enough for who asks: of ten seconds, one. While somebody asks,
+# the node reads as often by itself.
+FRESH = 0.1
+# Counters are booked, and rows told, in parts of this many (2 to 3 ms), between which other work is done.
+SLICE = 2000
+
+UP, DOWN = DIRECTIONS
+
+# Is told whether a reply was handed over whole.
+Settled = Callable[[bool], None]
+
+_ALL = {
+    service_pb2.Outbounds: Scope.OUTBOUND,
+    service_pb2.Inbounds: Scope.INBOUND,
+    service_pb2.UsersStat: Scope.USER,
+}
+_ONE = {
+    service_pb2.Outbound: Scope.OUTBOUND,
+    service_pb2.Inbound: Scope.INBOUND,
+    service_pb2.UserStat: Scope.USER,
+}
+
+
+class Traffic:
+    """What was counted and not yet delivered. `interval` is the seconds between two readings that nobody asked for."""
+
+    log = Logger()
+
+    def __init__(
+        self,
+        reactor: Any,
+        generations: Callable[[], Sequence[Generation]],
+        is_user: Callable[[str], bool],
+        store: Store,
+        interval: float,
+    ) -> None:
+        self._reactor = reactor
+        self._generations = generations
+        self._is_user = is_user
+        self._store = store
+        self._interval = interval
+        self._fresh = FRESH * interval
+        self._ledger = Ledger()
+        self._turn = DeferredLock()
+        self._poll = Periodic("reading and noting the counters", self._tick, self._fresh, reactor)
+        # Why the last reading of a generation brought nothing.
+        self._faults: dict[Generation, str] = {}
+        self._read_at = self._asked_at = self._saved_at = float("-inf")
+
+    @property
+    def warnings(self) -> list[str]:
+        """What an operator should know about the counting."""
+        return [self._faults[run] for run in self._generations() if run in self._faults] + self._poll.warnings
+
+    def begin(self, rows: Iterable[Row]) -> None:
+        """Go on from the rows of an earlier node, and read the counters from now on."""
+        self.restore(rows)
+        self._poll.start()
+
+    def restore(self, rows: Iterable[Row]) -> None:
+        """Nobody has had these rows of an earlier node."""
+        self._ledger.restore(rows)
+
+    def end(self) -> None:
+        """Read no more by itself."""
+        self._poll.stop()
+        self._store.rows(self._ledger.changes())
+
+    async def read(self) -> bool:
+        """Book what every generation has counted by now; whether that was anything. Who does not answer is logged.
+
+        A reading is booked whole, also where its caller gives up meanwhile.
+        """
+        return await lasting(self._turn.run(self._read))
+
+    async def stats(self, request: StatRequest, when_settled: Callable[[Settled], None]) -> StatResponse:
+        """The rows of a request, from the ledger. With a reset they come back if the reply is not delivered.
+
+        `when_settled` takes what is to be told of that. Raises `UnknownName`.
+        """
+        self._asked_at = self._reactor.seconds()
+        if self._asked_at - self._read_at >= self._fresh:
+            await self.read()
+        scope, name = asked(request)
+        self._require(scope)
+        rows = self._ledger.all(scope) if name is None else iter([self._row(scope, name)])
+        if request.reset:
+            taken = self._ledger.take(scope, name)
+            when_settled(lambda delivered: self._settled(taken, delivered))
+        # Among all users only what is not zero is told.
+        return await self._told(rows, zeros=name is not None or scope is not Scope.USER)
+
+    def everything(self) -> list[Row]:
+        """All rows that are not yet delivered, for a store that has none of them."""
+        return self._ledger.everything()
+
+    def save(self) -> None:
+        """Have the store note what changed, in parts."""
+        self._saved_at = self._reactor.seconds()
+        rows = self._ledger.changes(SLICE)
+        self._store.rows(rows)
+        if len(rows) == SLICE:
+            self._reactor.callLater(0, self.save)
+
+    def _settled(self, taken: Taken, delivered: bool) -> None:
+        self._ledger.settle(taken, delivered)
+        if delivered:
+            # At once: what was delivered must not come back after a crash.
+            self.save()
+
+    async def _tick(self) -> None:
+        now = self._reactor.seconds()
+        due = self._fresh if now - self._asked_at < self._interval else self._interval
+        # A tick that comes a little early is as good.
+        early = self._fresh / 2
+        if self._generations() and now - self._read_at > due - early:
+            await self.read()
+        if now - self._saved_at > self._interval - early:
+            self.save()
+
+    async def _read(self) -> bool:
+        began, generations = self._reactor.seconds(), list(self._generations())
+        self._ledger.keep(generations)
+        moved, faults = False, dict[Generation, str]()
+        for generation in generations:
+            try:
+                moved |= await self._book(generation, await generation.counters())
+            except Exception as fault:  # noqa: BLE001 - logged, told by `info`; replies have what was read before
+                faults[generation] = self._not_read(fault, self._faults.get(generation, ""))
+        self._read_at, self._faults = began, faults
+        return moved
+
+    def _not_read(self, fault: Exception, before: str) -> str:
+        """The warning; it is logged if it is another than before."""
+        foreseen = isinstance(fault, NodeError)
+        text = f"counters were not read: {fault if foreseen else f'internal error: {type(fault).__name__}'}"
+        if text != before and foreseen:
+            self.log.warn("{text}", text=text)
+        elif text != before:
+            self.log.failure("counters were not read")
+        return text
+
+    async def _book(self, generation: Generation, reading: Reading) -> bool:
+        counters, moved = iter(reading.items()), False
+        while part := dict(islice(counters, SLICE)):
+            moved |= self._ledger.book(generation, part)
+            await self._breathe(part)
+        return moved
+
+    async def _told(self, rows: Iterator[Row], zeros: bool) -> StatResponse:
+        reply = StatResponse()
+        while part := list(islice(rows, SLICE)):
+            tell(reply, part, zeros)
+            await self._breathe(part)
+        return reply
+
+    async def _breathe(self, part: Sized) -> None:
+        """Let others work before the next part, if there may be one."""
+        if len(part) == SLICE:
+            await deferLater(self._reactor, 0)
+
+    def _row(self, scope: Scope, name: str) -> Row:
+        row = self._ledger.one(scope, name)
+        if row is None and scope is Scope.USER and self._is_user(name):
+            row = Row(scope, name, 0, 0)
+        if row is None:
+            raise UnknownName(f"there is no {scope.value} {shown(name)}")
+        return row
+
+    def _require(self, scope: Scope) -> None:
+        if any(scope in generation.uncounted for generation in self._generations()):
+            raise Unsupported(
+                f"this core cannot count {scope.value}s with this configuration: see the warnings of info"
+            )
+
+
+def asked(request: StatRequest) -> tuple[Scope, str | None]:
+    """Of what scope, and which name of it; None for all. Raises `InvalidRequest`."""
+    if request.type in _ALL:
+        return _ALL[request.type], None
+    if request.type in _ONE:
+        return _ONE[request.type], request.name
+    raise InvalidRequest(f"there is no kind of statistics with number {request.type}")
+
+
+def tell(reply: StatResponse, rows: Iterable[Row], zeros: bool) -> None:
+    """Add rows as the interface has them, those without bytes only if they are asked for.
+
+    In place: messages that are made first and put in afterwards are copied, at three times the cost.
+    """
+    add = reply.stats.add
+    for row in rows:
+        if row.uplink or zeros:
+            add(name=row.name, type=UP, link="traffic", value=row.uplink)
+        if row.downlink or zeros:
+            add(name=row.name, type=DOWN, link="traffic", value=row.downlink)

@@ -1,0 +1,321 @@
+"""The bounded HTTP/1.1 site in front of the REST interface.
+
+A stranger is answered at the headers, before any body is read. Every request has absolute deadlines and a limit of
+size, every body stays in memory, and a client that is gone is noticed. twisted.web alone limits neither the size nor
+the time of a request (Twisted issues 4898 and 10191) and puts bodies over 100 kB, here users' secrets, into files.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+from twisted.internet.interfaces import IDelayedCall, IReactorTime, ITCPTransport
+from twisted.python.failure import Failure
+from twisted.web import http, server
+from twisted.web.http_headers import Headers
+from twisted.web.resource import IResource
+
+from node.api.auth import Authenticator, Dialect, dialect
+from node.api.methods import MAX_BODY
+from node.errors import Internal, InvalidRequest, NodeError, RequestTimeout, TooLarge
+from node.logs import Logger
+from node.transport.delivery import Handovers, queued, tcp
+from node.transport.places import Places
+
+# Seconds in which a client that acknowledges nothing, or takes nothing, counts as gone (tcp(7), TCP_USER_TIMEOUT).
+DEAD_AFTER = 30
+
+_KEEP_ALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, DEAD_AFTER),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, DEAD_AFTER // 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER * 1000),
+)
+
+# In every response.
+_EVERYWHERE = ((b"Server", b"txnode"), (b"Cache-Control", b"no-store"), (b"X-Content-Type-Options", b"nosniff"))
+
+_logger = Logger()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a client may take. Times are in seconds and absolute: what trickles in does not prolong them.
+
+    `deadline` is for the headers, of the first request together with TLS's handshake. `body_deadline` is from there to
+    the end of the body: 64 MiB in 120 s is a line of 4.5 Mbit/s, and no known client waits for longer than 30 s. `idle`
+    is for the time between two requests. `linger` is for a refused client: it may still send, so that a reset does not
+    destroy the answer before it is read.
+    """
+
+    max_body: int = MAX_BODY
+    deadline: float = 10.0
+    body_deadline: float = 120.0
+    idle: float = 60.0
+    linger: float = 5.0
+    max_connections: int = 512
+
+
+def describe(error: NodeError, dialect: Dialect) -> tuple[bytes, bytes]:
+    """The media type and the body that tell a caller of this dialect about an error."""
+    if dialect is Dialect.DEPLOYED:
+        return b"text/plain; charset=utf-8", error.text.encode("utf-8", "replace")
+    return b"application/json", json.dumps({"error": error.text, "code": error.code}).encode()
+
+
+class Request(server.Request):
+    """A request whose caller is known. `dialect` is what the caller speaks."""
+
+    channel: Any
+    site: Any
+    content: BytesIO
+    dialect = Dialect.DOCUMENT
+
+    def __init__(self, channel: Channel, *args: Any, **options: Any) -> None:
+        super().__init__(channel, *args, **options)
+        self.began = channel.site.reactor.seconds()
+
+    def gotLength(self, length: int | None) -> None:
+        self.content = BytesIO()
+
+    def handleContentChunk(self, data: bytes) -> None:
+        if self.content.tell() + len(data) <= self.channel.site.limits.max_body:
+            self.content.write(data)
+        else:
+            self.channel.refuse_body()
+
+    def getRequestHostname(self) -> bytes:
+        """Routes do not depend on a name that the client chose, and a strange one is no error."""
+        return b"node"
+
+    def fail(self, error: NodeError) -> bytes:
+        """Make the response one that reports this error. Returns its body."""
+        media_type, body = describe(error, self.dialect)
+        self.setResponseCode(error.http)
+        self.setHeader(b"Content-Type", media_type)
+        self.setHeader(b"Content-Length", b"%d" % len(body))
+        return body
+
+    def processingFailed(self, reason: Failure) -> Failure:
+        _logger.failure("a request failed outside its handler", failure=reason)
+        self.write(self.fail(Internal("internal error outside any operation; the node's log has more")))
+        self.finish()
+        return reason
+
+
+class Channel(http.HTTPChannel):
+    """One connection. Its one timer is armed for whatever is awaited from the client; none runs while we answer.
+
+    `known`: the client has shown the key. `idle`: all its requests are answered.
+    """
+
+    site: Site
+    transport: Any
+    known = False
+    idle = False
+    _timer: IDelayedCall | None = None
+    _heard = False
+    _closing = False
+
+    def connectionMade(self) -> None:
+        super().connectionMade()
+        if self.site.places.admit(self):
+            _notice_death(self.transport)
+            self._arm(self.site.limits.deadline, self._late)
+        else:
+            self.cut()
+
+    def cut(self) -> None:
+        """End the connection at once, without a word."""
+        self._closing = True
+        self._disarm()
+        self.transport.abortConnection()
+
+    def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
+        self._disarm()
+        self.site.places.leave(self)
+        super().connectionLost(reason)
+        self.site.handovers.lost(self.transport, reason)
+
+    def dataReceived(self, data: bytes) -> None:
+        self._heard = True
+        if self._closing:
+            return
+        if self.idle:
+            self._arm(self.site.limits.deadline, self._late)
+        super().dataReceived(data)
+
+    def lineLengthExceeded(self, line: bytes) -> None:
+        self._respondToBadRequestAndDisconnect()
+
+    def headerReceived(self, line: bytes) -> bool:
+        try:
+            return bool(super().headerReceived(line))
+        except ValueError:  # a Content-Length of thousands of digits
+            self._respondToBadRequestAndDisconnect()
+            return False
+
+    def allHeadersReceived(self) -> None:
+        """Refuse here all that can be refused without the body, before a client is told to continue."""
+        request, limits = self.requests[-1], self.site.limits
+        try:
+            request.dialect = self.site.authenticator.check(*_credentials(request))
+        except NodeError as error:
+            self._refuse(error, limits.linger)
+            return
+        self.known = True
+        self.site.heard()
+        self._arm(limits.body_deadline, self._late)
+        if self.length is not None and self.length > limits.max_body:
+            self.refuse_body()
+        else:
+            super().allHeadersReceived()
+
+    def allContentReceived(self) -> None:
+        if not self._closing:
+            self._disarm()
+            super().allContentReceived()
+
+    def requestDone(self, request: http.Request) -> None:
+        self._arm(self.site.limits.idle, self._rested, idle=True)
+        self.site.places.rests(self)
+        super().requestDone(request)
+
+    def refuse_body(self) -> None:
+        """It is over the limit. The caller is no stranger: what comes is thrown away until the body's deadline."""
+        error = TooLarge(f"a body may have {self.site.limits.max_body} bytes at most: send less at a time")
+        self._refuse(error, self.site.limits.body_deadline)
+
+    def writeHeaders(self, version: bytes, code: bytes, reason: bytes, headers: Headers) -> None:
+        for name, value in _EVERYWHERE:
+            headers.setRawHeaders(name, [value])
+        super().writeHeaders(version, code, reason, headers)
+
+    def loseConnection(self) -> None:
+        """Everything is answered. A client that takes neither the rest nor its leave is cut off in the end."""
+        self._closing = True
+        self._arm(self.site.limits.body_deadline, self.transport.abortConnection)
+        super().loseConnection()
+
+    def _rested(self) -> None:
+        """Nothing more was asked. A client that has everything, and does not take its leave, keeps no place by that."""
+        delivered = not queued(tcp(self.transport))
+        self.loseConnection()
+        if delivered:
+            self._arm(self.site.limits.linger, self.transport.abortConnection, idle=True)
+
+    def _respondToBadRequestAndDisconnect(self) -> None:
+        self._refuse(InvalidRequest("this is not a request that HTTP/1.1 allows"), self.site.limits.linger)
+
+    def _late(self) -> None:
+        if not self._heard:  # not even TLS may be there to say farewell to
+            self.cut()
+            return
+        error = RequestTimeout("the request did not arrive in time: its headers or its body are incomplete")
+        self._refuse(error, self.site.limits.linger)
+
+    def _refuse(self, error: NodeError, linger: float) -> None:
+        """Answer without reading on, and close, at first only our direction."""
+        if self._closing:
+            return
+        self._closing = True
+        self._answer(error)
+        self.requests.clear()  # with what there is of a body
+        self.clearLineBuffer()
+        self._arm(linger, self.transport.abortConnection)
+        self.transport.unregisterProducer()
+        half_close = self.transport.loseConnection if self.isSecure() else self.transport.loseWriteConnection
+        half_close()
+
+    def _answer(self, error: NodeError) -> None:
+        spoken = dialect(_credentials(self.requests[-1])[1]) if self.requests else Dialect.DOCUMENT
+        media_type, body = describe(error, spoken)
+        length = b"%d" % len(body)
+        headers = Headers({b"Content-Type": [media_type], b"Content-Length": [length], b"Connection": [b"close"]})
+        self.writeHeaders(b"HTTP/1.1", b"%d" % error.http, http.RESPONSES[error.http], headers)
+        self.write(body)
+        self.site.log_refusal(self, error)
+
+    def _arm(self, seconds: float, action: Callable[[], None], idle: bool = False) -> None:
+        self._disarm()
+        self.idle = idle
+        self._timer = self.site.reactor.callLater(seconds, action)
+
+    def _disarm(self) -> None:
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+        self._timer = None
+
+
+class Site(server.Site):
+    """Serves `resource` to those who know the key, over HTTP/1.1 alone: over HTTP/2 twisted.web's streams stall.
+
+    `heard` is called with each request that carries the key, whatever becomes of it.
+    """
+
+    requestFactory = Request  # noqa: N815
+    protocol = Channel  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        resource: IResource,
+        authenticator: Authenticator,
+        reactor: IReactorTime,
+        limits: Limits | None = None,
+        log_requests: bool = False,
+        heard: Callable[[], None] = lambda: None,
+    ) -> None:
+        # No timeout: the channel has its own timer.
+        super().__init__(resource, reactor=reactor, timeout=None, parsePOSTFormSubmission=False)
+        self.authenticator = authenticator
+        self.limits = limits or Limits()
+        self.places: Places[Channel] = Places(reactor, self.limits.max_connections)
+        self.handovers = Handovers(reactor)
+        self._log_requests = log_requests
+        self.heard = heard
+
+    def acceptableProtocols(self) -> list[bytes]:
+        return [b"http/1.1"]
+
+    def startFactory(self) -> None:
+        """There is no access log to open."""
+
+    def log(self, request: http.Request) -> None:
+        """One line about an answered request, for debugging; never a body or a header."""
+        if not self._log_requests:
+            return
+        method, path = (part.decode("ascii", "backslashreplace") for part in (request.method, request.path))
+        ms = round((self.reactor.seconds() - getattr(request, "began", 0.0)) * 1000, 1)
+        peer = request.getClientAddress()
+        _logger.debug(
+            "{method} {path} {status} {ms} ms {peer}", method=method, path=path, status=request.code, ms=ms, peer=peer
+        )
+
+    def log_refusal(self, channel: Channel, error: NodeError) -> None:
+        """Like `log`: strangers must not fill the log."""
+        if self._log_requests:
+            peer = channel.getPeer()
+            _logger.debug("refused {peer}: {status} {code}", peer=peer, status=error.http, code=error.code)
+
+    def disconnect(self) -> None:
+        """End every connection, for the node's own end: log streams never end by themselves."""
+        self.handovers.close()
+        for channel in tuple(self.places):
+            channel.transport.abortConnection()
+
+
+def _credentials(request: http.Request) -> list[list[str]]:
+    """The values of `Authorization`, and those of `x-api-key`."""
+    values = (request.requestHeaders.getRawHeaders(name, []) for name in (b"Authorization", b"X-API-Key"))
+    return [[value.decode("utf-8", "surrogateescape") for value in given] for given in values]
+
+
+def _notice_death(transport: Any) -> None:
+    """Have the kernel end the connection when the client is gone without a word."""
+    for option in _KEEP_ALIVE if ITCPTransport.providedBy(tcp(transport)) else ():
+        tcp(transport).getHandle().setsockopt(*option)

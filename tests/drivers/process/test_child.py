@@ -1,0 +1,444 @@
+"""A core as a child: all it says arrives in lines, its end is known and enforced, and none outlives the node."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from unittest import mock
+
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock, deferLater
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from drivers.process import child as process
+from drivers.process.child import LAST_LINES, MAX_LINE, CoreProcess, LineSplitter
+from drivers.process.orphans import MARK, mark, sweep
+from drivers.process.spawn import Done, find_setpriv, leashed, memory_file, run, spawn
+from node.contract.driver import Exit
+from node.errors import CoreFailed
+from tests.harness.wait import until
+
+ROOT = Path(__file__).parents[3]
+OWNER = ROOT
+fcntl_of_the_kernel = fcntl.fcntl
+
+
+def python(code: str) -> list[str]:
+    """A small program as a core."""
+    return [sys.executable, "-I", "-S", "-u", "-c", code]
+
+
+# Lines
+
+
+@settings(deadline=None)
+@given(st.lists(st.binary(max_size=12) | st.just(b"\n") | st.just(b"\r\n"), max_size=30))
+def test_lines_do_not_depend_on_how_they_arrive(pieces: list[bytes]) -> None:
+    """However the bytes are cut on their way, the lines are the same, and nothing is left out."""
+    splitter, whole = LineSplitter(), b"".join(pieces).decode("utf-8", "replace")
+    lines = [line for piece in pieces for line in splitter.feed(piece)] + splitter.flush()
+    expected = whole.removesuffix("\n").split("\n") if whole else []
+    assert [line.rstrip("\r") for line in lines] == [line.rstrip("\r") for line in expected]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 3 * MAX_LINE), max_size=5), st.integers(1000, 2 * MAX_LINE))
+def test_long_lines_are_cut(lengths: list[int], chunk: int) -> None:
+    """A line keeps its beginning and loses the rest up to its newline; its neighbours are whole."""
+    data = b"".join(b"a" * length + b"\n" for length in lengths) + b"end"
+    splitter = LineSplitter()
+    lines = [line for start in range(0, len(data), chunk) for line in splitter.feed(data[start : start + chunk])]
+    assert [len(line) for line in lines] == [min(length, MAX_LINE) for length in lengths]
+    assert splitter.flush() == ["end"]
+    assert splitter.flush() == []
+
+
+# Processes
+
+
+class Spawning(TestCase):
+    """Runs small programs under the real reactor."""
+
+    timeout = 20
+
+    def setUp(self) -> None:
+        self.lines: list[str] = []
+
+    def take(self, lines: list[str]) -> None:
+        self.lines += lines
+
+    def start(
+        self, command: Sequence[str], environment: dict[str, str] | None = None, stdin: bytes = b""
+    ) -> CoreProcess:
+        core = CoreProcess(reactor, self.take)
+        source = memory_file(stdin)
+        spawn(core, reactor, command, environment=environment or {}, owner=OWNER, files={0: source})
+        os.close(source)
+        self.addCleanup(core.signal, signal.SIGKILL)
+        return core
+
+    async def says(self, line: str) -> None:
+        while line not in self.lines:
+            await deferLater(reactor, 0.005)
+
+
+class CoreProcessTests(Spawning):
+    async def test_what_it_says_and_how_it_ends(self) -> None:
+        """Both outputs arrive in lines, the last one without its newline too, and the exit code with the last words."""
+        code = "import sys; print('out'); print('err', file=sys.stderr); print('last', end=''); sys.exit(3)"
+        ended = await self.start(python(code)).when_exited()
+        self.assertEqual(sorted(self.lines), ["err", "last", "out"])
+        self.assertEqual((ended.code, sorted(ended.lines)), (3, ["err", "last", "out"]))
+        self.assertIn("exit code 3", ended.reason)
+
+    async def test_a_crash(self) -> None:
+        """A signal is told as such."""
+        core = self.start(python("import os; print('now'); os.kill(os.getpid(), 11)"))
+        self.assertIsNotNone(core.pid)
+        ended = await core.when_exited()
+        self.assertEqual(ended, Exit(-signal.SIGSEGV, ("now",)))
+        self.assertIn("signal 11): now", ended.reason)
+
+    async def test_a_clean_end(self) -> None:
+        """A process that ends by itself without a word is exit code 0, and everybody who asks later is told too."""
+        core = self.start(python(""))
+        self.assertEqual(await core.when_exited(), Exit(0, ()))
+        self.assertEqual(await core.when_exited(), Exit(0, ()))
+        self.assertEqual(await core.stop(), Exit(0, ()))
+
+    async def test_each_who_waits_is_told(self) -> None:
+        """Everybody has a Deferred of his own; one who gives up takes nothing from the others."""
+        core = self.start(python("input()"), stdin=b"\n")
+        one, gone, two = core.when_exited(), core.when_exited(), core.when_exited()
+        gone.addErrback(lambda _: None)
+        gone.cancel()
+        self.assertEqual([(await one).code, (await two).code], [0, 0])
+
+    async def test_a_flood(self) -> None:
+        """Ten thousand lines all arrive, in order, and only the newest are kept for the end."""
+        ended = await self.start(python("for n in range(10000): print(n, flush=False)")).when_exited()
+        self.assertEqual(self.lines, [str(number) for number in range(10_000)])
+        self.assertEqual(ended.lines, tuple(str(number) for number in range(10_000 - LAST_LINES, 10_000)))
+
+    async def test_a_line_of_a_mebibyte(self) -> None:
+        """A line beyond the limit is cut, and the next one is whole."""
+        code = "import sys; sys.stdout.write('x' * (1 << 20) + '\\nnext\\n')"
+        await self.start(python(code)).when_exited()
+        self.assertEqual(self.lines, ["x" * MAX_LINE, "next"])
+
+    async def test_a_node_that_does_not_read(self) -> None:
+        """A core can say a lot while the node is busy, on both its outputs, without waiting for it."""
+        with tempfile.TemporaryDirectory() as directory:
+            done = Path(directory) / "done"
+            line = b"x" * 99 + b"\n"
+            code = f"import os; [os.write(n, {line!r} * 9000) for n in (1, 2)]; open({str(done)!r}, 'w').close()"
+            core = self.start(python(code))
+            # The reactor stands still meanwhile.
+            until(done.exists, 5, "everything is said")
+            await core.when_exited()
+        self.assertEqual(self.lines, [line.decode().strip()] * 18_000)
+
+    async def test_half_lines(self) -> None:
+        """A line that comes in pieces is one line, and the two outputs do not mix in it."""
+        code = (
+            "import os, time\n"
+            "for piece in (b'on', b'e\\ntw'): os.write(1, piece); os.write(2, b'err'); time.sleep(0.02)\n"
+            "os.write(2, b'or\\n'); os.write(1, b'o\\n')"
+        )
+        await self.start(python(code)).when_exited()
+        self.assertEqual(sorted(self.lines), ["errerror", "one", "two"])
+
+    async def test_odd_bytes(self) -> None:
+        """Bytes that are no text are shown as such, and carriage returns are none of a line."""
+        await self.start(python("import os; os.write(1, b'\\xff\\x00a\\r\\n\\n\\xc3')")).when_exited()
+        self.assertEqual(self.lines, ["\ufffd\x00a", "", "\ufffd"])
+
+    async def test_asked_to_end(self) -> None:
+        """A process that heeds TERM ends by it, with its own last words."""
+        code = (
+            "import signal, sys, time\n"
+            "signal.signal(signal.SIGTERM, lambda *_: (print('bye'), sys.exit(0)))\n"
+            "print('ready'); time.sleep(60)"
+        )
+        core = self.start(python(code))
+        await self.says("ready")
+        ended = await core.stop()
+        self.assertEqual((ended.code, ended.lines), (0, ("ready", "bye")))
+        core.signal(signal.SIGTERM)
+
+    async def test_forced_to_end(self) -> None:
+        """A process that ignores TERM is killed after its time, and not before."""
+        code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready'); time.sleep(60)"
+        clock = Clock()
+        core = self.start(python(code))
+        core._reactor = clock
+        await self.says("ready")
+        stopping = Deferred.fromCoroutine(core.stop())
+        clock.advance(process.TERM_SECONDS - 0.01)
+        await deferLater(reactor, 0.05)
+        self.assertIsNone(core.exit)
+        clock.advance(0.02)
+        self.assertEqual((await stopping).code, -signal.SIGKILL)
+        self.assertEqual(clock.getDelayedCalls(), [])
+
+    async def test_a_clean_environment(self) -> None:
+        """A core sees what it is given and whose it is; nothing of the node's own environment."""
+        os.environ["TXNODE_TEST_SECRET"] = "secret"
+        self.addCleanup(os.environ.pop, "TXNODE_TEST_SECRET")
+        code = "import os; print(sorted((k, v) for k, v in os.environ.items() if k != 'LC_CTYPE'))"
+        await self.start(python(code), {"TZ": "UTC"}).when_exited()
+        self.assertEqual(self.lines, [str(sorted({"TZ": "UTC", MARK: mark(OWNER)}.items()))])
+
+    async def test_what_it_is_handed(self) -> None:
+        """Its standard input is what it was given, to the end, and of the node's files it has none."""
+        kept = os.open(os.devnull, os.O_RDONLY)
+        self.addCleanup(os.close, kept)
+        code = (
+            "import os, sys; print(len(sys.stdin.read())); print(sorted(int(f) for f in os.listdir('/proc/self/fd')))"
+        )
+        await self.start(python(code), stdin=b"x" * 300_000).when_exited()
+        self.assertEqual(self.lines[0], "300000")
+        # The fourth is the listing's own.
+        self.assertEqual(len(self.lines[1].split(",")), 4)
+
+
+class RunTests(TestCase):
+    """Commands that end by themselves."""
+
+    timeout = 20
+
+    async def run_it(self, command: Sequence[str], stdin: bytes = b"", seconds: float = 10) -> Done:
+        return await run(reactor, command, environment={}, owner=OWNER, stdin=stdin, seconds=seconds)
+
+    async def test_output_apart_from_words(self) -> None:
+        """What a command writes to its third descriptor is the output, what it says are lines; both are whole."""
+        code = "import os, sys; data = sys.stdin.buffer.read(); print('said'); os.write(3, data * 2); sys.exit(5)"
+        done = await self.run_it(python(code), stdin=b"ab" * 200_000)
+        self.assertEqual((done.code, done.lines, done.output), (5, ("said",), b"ab" * 400_000))
+
+    async def test_one_that_hangs(self) -> None:
+        """A command that does not end in its time is killed, and that is an error of its name."""
+        with self.assertRaises(CoreFailed) as caught:
+            await self.run_it(python("import time; time.sleep(60)"), seconds=0.3)
+        self.assertIn("within 0.3 s", caught.exception.text)
+
+    async def test_one_that_is_not_there(self) -> None:
+        """An executable that cannot be run is an error that names it."""
+        for path in ("/nowhere/core", os.devnull):
+            with self.assertRaises(CoreFailed) as caught:
+                await self.run_it([path])
+            self.assertIn(path, caught.exception.text)
+
+    async def test_nothing_is_left_open(self) -> None:
+        """A command leaves no descriptor behind, however it went."""
+        await self.run_it(python("print('the reactor has its own by now')"))
+        before = psutil.Process().num_fds()
+        for _ in range(3):
+            await self.run_it(python("print('x')"))
+        self.assertEqual(psutil.Process().num_fds(), before)
+
+
+def test_as_much_as_the_kernel_lets() -> None:
+    """Where a pipe may not hold as much as is wanted it holds half, or half of that; else it stays as it is."""
+    for most in (process.PIPE, process.PIPE // 4, 0):
+        reader, writer = os.pipe()
+        usual = fcntl.fcntl(reader, fcntl.F_GETPIPE_SZ)
+
+        def limited(pipe: int, command: int, size: int, most: int = most) -> int:
+            if size > most:
+                raise PermissionError
+            return fcntl_of_the_kernel(pipe, command, size)
+
+        try:
+            with mock.patch.object(fcntl, "fcntl", limited):
+                process.widen(reader)
+            assert fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ) == max(most, usual)
+        finally:
+            os.close(reader)
+            os.close(writer)
+
+
+class GoneTests(SynchronousTestCase):
+    def test_a_signal_before_the_start(self) -> None:
+        """There is nothing to do for a process that does not run yet."""
+        CoreProcess(Clock(), lambda _: None).signal(signal.SIGTERM)
+
+
+# The leash
+
+
+def ends(pid: int) -> None:
+    """Wait until there is no such process, or only what is left of it until its new parent looks."""
+
+    def gone() -> bool:
+        try:
+            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    until(gone, 5, f"process {pid} ends")
+
+
+SETPRIV = shutil.which("setpriv", path=os.defpath)
+either_leash = pytest.mark.parametrize("setpriv", [None, *([SETPRIV] if SETPRIV else [])])
+PARENT = """
+import os, sys, time
+from drivers.process.child import leashed
+command = [sys.executable, "-I", "-S", "-c", "import time; print('running', flush=True); time.sleep(60)"]
+command = leashed(command, *sys.argv[1:])
+print(os.posix_spawn(command[0], command, {}), flush=True)
+time.sleep(60)
+"""
+
+
+@either_leash
+def test_a_killed_node_takes_its_core_along(setpriv: str | None) -> None:
+    """After kill -9 of the parent the leashed child ends too."""
+    argv = [sys.executable, "-c", PARENT, *([setpriv] if setpriv else [])]
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout
+        said = sorted([parent.stdout.readline().strip(), parent.stdout.readline().strip()])
+        assert said[1] == "running"
+        parent.kill()
+        parent.wait()
+        ends(int(said[0]))
+
+
+@either_leash
+def test_a_leashed_core_is_the_command_itself(setpriv: str | None) -> None:
+    """It has the command's arguments and the number of the process that was started; its exit code is its own."""
+    code = "import os, sys; print(os.getpid(), sys.argv[1:]); sys.exit(7)"
+    child = subprocess.Popen(leashed([*python(code), "a b", "--c"], setpriv), stdout=subprocess.PIPE, text=True)
+    said, _ = child.communicate()
+    assert said == f"{child.pid} ['a b', '--c']\n"
+    assert child.returncode == 7
+
+
+def test_a_leash_without_a_node() -> None:
+    """A core whose node ended before it began does not begin."""
+    command = leashed(python("print('began')"))
+    command[command.index(str(os.getpid()))] = "1"
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("", 1)
+    assert "gone" in done.stderr
+
+
+@pytest.mark.parametrize("path", ["/nowhere/core", os.devnull])
+def test_a_core_that_cannot_be_run(path: str) -> None:
+    """An executable that is missing or none is told by name and reason, in one line."""
+    done = subprocess.run(leashed([path]), capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"cannot run {path}: ")
+    assert done.stderr.count("\n") == 1
+
+
+class WhichLeash(TestCase):
+    """setpriv is used where it can do what is needed of it, and nowhere else."""
+
+    async def found(self, script: str | None) -> tuple[str | None, str]:
+        """What is found on a machine whose setpriv is this script, and where it was put."""
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        directory = Path(temporary.name)
+        path = directory / "setpriv"
+        if script is not None:
+            path.write_text(f"#!{sys.executable} -IS\n{script}\n")
+            path.chmod(0o755)
+        self.patch(os, "defpath", str(directory))
+        return await find_setpriv(reactor, environment={}, owner=OWNER), str(path)
+
+    async def test_one_that_can(self) -> None:
+        """It is asked for just what it will be asked for with a core."""
+        wanted = "['--pdeathsig', 'KILL', '--', sys.argv[0], '--version']"
+        found, path = await self.found(f"import sys; sys.exit(sys.argv[1:] != {wanted})")
+        self.assertEqual(found, path)
+
+    async def test_one_that_cannot(self) -> None:
+        """One of another make, without this option."""
+        self.assertIsNone((await self.found("raise SystemExit(1)"))[0])
+
+    async def test_none(self) -> None:
+        """A machine without it."""
+        self.assertIsNone((await self.found(None))[0])
+
+
+# The sweep
+
+
+@pytest.fixture
+def idle() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes of the test, all ended at its end."""
+    running: list[subprocess.Popen[bytes]] = []
+    yield running
+    for child in running:
+        child.kill()
+        child.wait()
+
+
+def marked(running: list[subprocess.Popen[bytes]], owner: str | None) -> subprocess.Popen[bytes]:
+    """A process that sleeps, in the name of an owner."""
+    environment = {} if owner is None else {MARK: owner}
+    child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)"], env=environment)
+    running.append(child)
+    until(lambda: psutil.Process(child.pid).environ() == environment or None, 5, "it was executed")
+    return child
+
+
+def test_the_sweep_ends_orphans_and_nothing_else(idle: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    """What carries the owner's mark is ended, and gone on return; other owners' and nobody's go on."""
+    (tmp_path / "x").mkdir()
+    ours = [marked(idle, mark(tmp_path)) for _ in range(2)]
+    others = [marked(idle, owner) for owner in (mark(tmp_path / "x"), mark(tmp_path)[:-1], str(tmp_path), "", None)]
+    assert sorted(sweep(tmp_path)) == sorted(child.pid for child in ours)
+    assert [child.wait(5) for child in ours] == [-signal.SIGKILL] * 2
+    assert [child.poll() for child in others] == [None] * 5
+    assert sweep(tmp_path) == []
+
+
+def test_the_sweep_goes_by_the_directory(idle: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    """A core belongs to a directory and not to its path, which another node may have for a directory of its own."""
+    here, moved = tmp_path / "run", tmp_path / "moved"
+    here.mkdir()
+    core = marked(idle, mark(here))
+    here.rename(moved)
+    here.mkdir()
+    assert sweep(here) == []
+    assert core.poll() is None
+    assert sweep(moved) == [core.pid]
+
+
+def test_the_sweep_spares_itself(tmp_path: Path) -> None:
+    """A node that was started in the environment of a core does not end itself."""
+    code = "import os, pathlib, sys; from drivers.process.child import sweep; print(sweep(pathlib.Path(sys.argv[1])))"
+    argv = [sys.executable, "-c", code, str(tmp_path)]
+    environment = {"PATH": os.defpath, MARK: mark(tmp_path)}
+    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_an_orphan_that_ends_meanwhile(
+    idle: list[subprocess.Popen[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A core that ends by itself between being found and being ended is none to worry about."""
+    found = [psutil.Process(marked(idle, mark(tmp_path)).pid) for _ in range(2)]
+
+    def listing() -> Iterator[psutil.Process]:
+        yield from found
+        idle[0].kill()
+        idle[0].wait()
+
+    monkeypatch.setattr(psutil, "process_iter", listing)
+    assert idle[1].pid in sweep(tmp_path)
+    assert idle[1].wait(5) == -signal.SIGKILL

@@ -1,0 +1,214 @@
+"""What the node makes of a sing-box configuration, and entries of users. Pure."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drivers.sing_box.accounts import BUILDERS, Inbound, name_of, nobody, unlabelled
+from drivers.sing_box.config import Endpoint, Plan, plan, render, roll
+from node.contract.accounts import Unusable
+from node.errors import InvalidConfig
+from protos.service_pb2 import User
+
+HOME = Path("/state/run")
+
+
+def planned(*inbounds: dict[str, Any], exclude: frozenset[str] = frozenset(), counts: bool = True, **more: Any) -> Plan:
+    return plan(json.dumps({"inbounds": inbounds, **more}).encode(), exclude, HOME, counts)
+
+
+def rendered(made: Plan, target: Mapping[str, dict[str, bytes]] | None = None, ports: tuple[int, ...] = (1, 2)) -> Any:
+    live = bool(made.live)
+    api = Endpoint.new(lambda count: (*ports, 3)[:count], len(ports) > 1, live)
+    return json.loads(render(made, api, target or {tag: {} for tag in made.tags}))
+
+
+def person(email: str = "a@x", **more: str) -> User:
+    user = User(email=email)
+    user.proxies.vless.id = user.proxies.vmess.id = more.get("id", "11111111-1111-4111-8111-111111111111")
+    user.proxies.vless.flow = more.get("flow", "")
+    password = more.get("password", "secret")
+    user.proxies.trojan.password = user.proxies.hysteria.auth = user.proxies.shadowsocks.password = password
+    user.proxies.shadowsocks.method = more.get("method", "")
+    return user
+
+
+def test_users_are_put_in() -> None:
+    """The supplied ones, in the place of the configuration's own, and their names where they are counted."""
+    made = planned({"type": "vless", "tag": "a", "users": [{"name": "own"}]}, {"type": "trojan", "tag": "b"})
+    account = made.account("a", person('o"d d,@x'))
+    assert account
+    whole = rendered(made, {"a": {"key": account.packed}, "b": {}})
+    assert [user["name"] for user in whole["inbounds"][0]["users"]] == ['o"d d,@x']
+    assert [user["name"].startswith("nobody-") for user in whole["inbounds"][1]["users"]] == [True]
+    assert whole["experimental"]["v2ray_api"]["stats"]["users"] == ['o"d d,@x']
+
+
+def test_excluded_and_other_inbounds_are_left_alone() -> None:
+    """With their own users, who are counted."""
+    own = [{"username": "u", "password": "p"}]
+    made = planned(
+        {"type": "mixed", "tag": "a", "users": own},
+        {"type": "shadowsocks", "tag": "b", "method": "none"},
+        {"type": "shadowtls", "tag": "c", "version": 2},
+        {"type": "tun"},
+        exclude=frozenset("a"),
+    )
+    assert made.tags == []
+    whole = rendered(made)
+    assert whole["inbounds"][0]["users"] == own
+    assert not any("users" in inbound for inbound in whole["inbounds"][1:])
+    assert whole["inbounds"][3]["tag"] == "3"
+    assert whole["experimental"]["v2ray_api"]["stats"]["users"] == ["u"]
+
+
+def test_double_tags_are_refused() -> None:
+    """Also where one is another's number."""
+    with pytest.raises(InvalidConfig, match="'1'"):
+        planned({"type": "vless", "tag": "1"}, {"type": "vless"})
+
+
+def test_two_inbounds_on_one_port_are_refused() -> None:
+    """Both could have it, since each lets a next core have it: users would come in by chance."""
+    with pytest.raises(InvalidConfig, match="port 5"):
+        planned({"type": "vless", "tag": "a", "listen_port": 5}, {"type": "vmess", "tag": "b", "listen_port": 5})
+    planned({"type": "vless", "tag": "a", "listen_port": 5}, {"type": "tuic", "tag": "b", "listen_port": 5})
+    other = {"type": "vless", "tag": "b", "listen": "127.0.0.2", "listen_port": 5}
+    planned({"type": "vless", "tag": "a", "listen": "127.0.0.1", "listen_port": 5}, other)
+
+
+def test_the_apis_are_behind_the_first_rule() -> None:
+    """Ports, a secret, and the rule before all others; without v2ray_api one port."""
+    made = planned({"type": "vless", "tag": "a"}, route={"rules": [{"action": "sniff"}], "final": "x"})
+    whole = rendered(made)
+    assert whole["route"]["rules"][0] == {"port": [1, 2], "network": ["tcp"], "action": "reject"}
+    assert whole["route"]["rules"][1:] == [{"action": "sniff"}] and whole["route"]["final"] == "x"
+    (service,) = whole["services"]
+    assert service["listen"] == "127.0.0.1" and len(service["secret"]) > 32
+    alone = rendered(made, ports=(1,))
+    assert "experimental" not in alone and alone["route"]["rules"][0]["port"] == [1]
+
+
+def test_what_is_left_out() -> None:
+    """Files, programs and APIs of the configuration; the rest stays, unknown things too."""
+    made = planned(
+        {"type": "vless", "tag": "a", "tls": {"acme": {"domain": "x"}}, "later": 1},
+        log={"output": "/etc/passwd", "level": "debug"},
+        ntp={"write_to_system": True, "server": "x"},
+        outbounds=[{"type": "tor", "executable_path": "/bin/sh", "data_directory": "/etc"}],
+        endpoints=[{"type": "tailscale", "state_directory": "/etc"}],
+        services=[{"type": "api"}, {"type": "ssm-api"}, {"type": "derp", "config_path": "/etc/x"}, {"type": "other"}],
+        experimental={"clash_api": {"external_ui": "/x"}, "cache_file": {}, "v2ray_api": {"listen": "x"}, "later": 2},
+        certificate_providers=[{"type": "acme", "tag": "c"}],
+        unknown={"kept": True},
+    )
+    whole = rendered(made)
+    kept = str(HOME / "kept")
+    assert whole["log"] == {"level": "debug", "timestamp": True}
+    assert whole["ntp"] == {"server": "x"}
+    assert whole["outbounds"] == [{"type": "tor", "data_directory": kept, "tag": "0"}]
+    assert whole["endpoints"][0]["state_directory"] == kept
+    assert [service["type"] for service in whole["services"]] == ["derp", "other", "api"]
+    assert whole["services"][0]["config_path"].startswith(str(HOME))
+    assert whole["experimental"].keys() == {"later", "v2ray_api"}
+    assert whole["certificate_providers"][0]["data_directory"] == whole["inbounds"][0]["tls"]["acme"]["data_directory"]
+    assert whole["unknown"] == {"kept": True} and whole["inbounds"][0]["later"] == 1
+    words = ("log.output", "write_to_system", "executable_path", "clash_api", "cache_file", "service api", "ssm-api")
+    for word in words:
+        assert any(word in warning for warning in made.warnings), word
+
+
+def test_a_build_that_does_not_count_exactly_says_so() -> None:
+    """As a warning."""
+    assert "with_v2ray_api" in "".join(planned(counts=False).warnings)
+    assert not planned().warnings
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "why"),
+    [
+        (Inbound("t", "vless"), {"flow": "unknown"}, "flow"),
+        (Inbound("t", "vless"), {"id": "x" * 31}, "UUID"),
+        (Inbound("t", "shadowsocks", method="aes-256-gcm"), {"method": "aes-128-gcm"}, "one for an inbound"),
+        (Inbound("t", "tuic"), {"password": ""}, "id and a password"),
+        (Inbound("t", "tuic"), {"id": ""}, "id and a password"),
+        (Inbound("t", "http"), {"email": "a:b"}, "colon"),
+        (Inbound("t", "socks"), {"password": "x" * 256}, "255"),
+    ],
+)
+def test_what_cannot_be_expressed(kind: Inbound, more: dict[str, str], why: str) -> None:
+    """It is an error that says why."""
+    with pytest.raises(Unusable, match=why):
+        BUILDERS[kind.type](kind, person(**more))
+
+
+@pytest.mark.parametrize("kind", sorted(BUILDERS))
+def test_an_empty_credential_is_none(kind: str) -> None:
+    """Some types would let everybody in by it."""
+    method = "2022-blake3-aes-128-gcm" if kind == "shadowsocks" else ""
+    assert BUILDERS[kind](Inbound("t", kind, method=method), person(id="", password="")) is None
+    assert name_of(nobody(Inbound("t", kind, method=method))).startswith("nobody-")
+
+
+def test_a_flow_where_it_fits() -> None:
+    """Vision needs TLS and nothing between: with it elsewhere a user could not connect at all."""
+    made = planned(
+        {"type": "vless", "tag": "tls", "tls": {"enabled": True}},
+        {"type": "vless", "tag": "ws", "tls": {"enabled": True}, "transport": {"type": "ws"}},
+        {"type": "vless", "tag": "raw"},
+    )
+    accounts = [made.account(tag, person(flow="xtls-rprx-vision")) for tag in made.tags]
+    assert [json.loads(account.packed)["flow"] for account in accounts if account] == ["xtls-rprx-vision", "", ""]
+
+
+@given(st.text(min_size=1))
+def test_any_name_is_found_again(name: str) -> None:
+    """In the bytes of an entry, whatever characters it has."""
+    for kind in ("trojan", "vmess"):
+        account = BUILDERS[kind](Inbound("t", kind), person(name))
+        assert account and name_of(account.packed) == name
+
+
+def test_live_users_are_in_a_file_of_their_own() -> None:
+    """Not in the configuration; by names in which no slash is, and with counters."""
+    made = planned(
+        {"type": "shadowsocks", "tag": "s", "method": "aes-256-gcm", "users": [{"name": "own"}]},
+        {"type": "vless", "tag": "v"},
+        {"type": "shadowsocks", "tag": "none", "method": "none", "managed": True},
+    )
+    assert made.live == ["s"]
+    account = made.account("s", person("a/b"))
+    assert account
+    target = {"s": {"a/b": account.packed}, "v": {}}
+    api = Endpoint.new(lambda count: range(1, count + 1), True, True)
+    whole = json.loads(render(made, api, target, "/file"))
+    assert whole["inbounds"][0]["managed"] is True and "users" not in whole["inbounds"][0]
+    service = whole["services"][-1]
+    assert (service["servers"], service["cache_path"]) == ({api.path(0): "s"}, "/file")
+    assert whole["route"]["rules"][0]["port"] == [1, 2, 3]
+    file = json.loads(roll(made, api, target))["endpoints"][api.path(0)]
+    (name,) = file["users"]
+    assert "/" not in name and unlabelled(name) == "a/b"
+    assert file["users"][name] == "secret" and file["user_tcp_sessions"] == {name: 0}
+    assert whole["experimental"]["v2ray_api"]["stats"]["users"] == [name]
+    assert "cache_path" not in json.loads(render(made, api, target))["services"][-1]
+
+
+def test_thousands_of_inbounds() -> None:
+    """Reading and writing a configuration takes as long for each of them as for one."""
+    began = time.process_time()
+    made = planned(*({"type": "trojan", "tag": f"inbound {number}"} for number in range(6000)))
+    account = made.account("inbound 5", person("anna"))
+    assert account
+    whole = rendered(made, {tag: {} for tag in made.tags} | {"inbound 5": {"anna": account.packed}})
+    assert [len(inbound["users"]) for inbound in whole["inbounds"]] == [1] * 6000
+    assert whole["inbounds"][5]["users"] == [json.loads(account.packed)]
+    assert time.process_time() - began < 2

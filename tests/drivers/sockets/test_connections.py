@@ -1,0 +1,200 @@
+"""The sockets of a process: who is at the other end, and ending exactly the connections that are named."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drivers.sockets.connections import cut, deafen, endpoint, peers
+
+# Takes a listening socket on descriptor 0, accepts, and echoes a byte on every connection for ever.
+CHILD = """
+import select, socket
+listener = socket.socket(fileno=0)
+links = []
+while True:
+    for ready in select.select([listener, *links], [], [])[0]:
+        if ready is listener:
+            links.append(listener.accept()[0])
+            continue
+        try:
+            data = ready.recv(1)
+        except ConnectionError:
+            data = b""
+        if data:
+            ready.send(data)
+        else:
+            links.remove(ready)
+            ready.close()
+"""
+
+
+@dataclass
+class Server:
+    """A process that holds connections."""
+
+    pid: int
+    family: socket.AddressFamily
+    port: int
+
+    def connect(self, stack: ExitStack) -> socket.socket:
+        """A connection that the process has accepted."""
+        host = "127.0.0.1" if self.family is socket.AF_INET else "::1"
+        link = stack.enter_context(closing(socket.create_connection((host, self.port), timeout=5)))
+        assert echoes(link)
+        return link
+
+    @property
+    def ports(self) -> list[range]:
+        return [range(self.port, self.port + 1)]
+
+
+def echoes(link: socket.socket) -> bool:
+    """Whether the connection is alive: a byte comes back."""
+    try:
+        link.sendall(b"x")
+        return link.recv(1) == b"x"
+    except OSError:
+        return False
+
+
+def is_over(link: socket.socket) -> bool:
+    """Whether the other end has ended it; waits for that."""
+    try:
+        return link.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def name_of(link: socket.socket) -> bytes:
+    """The endpoint as the server sees it."""
+    return endpoint(*link.getsockname()[:2])
+
+
+@pytest.fixture(params=[socket.AF_INET, socket.AF_INET6], ids=["IPv4", "IPv6"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """IPv6 listens for both, as cores do."""
+    family = request.param
+    host = "127.0.0.1" if family is socket.AF_INET else "::"
+    with (
+        socket.create_server(
+            (host, 0), family=family, backlog=512, dualstack_ipv6=family is socket.AF_INET6
+        ) as listener,
+        subprocess.Popen([sys.executable, "-c", CHILD], stdin=listener.fileno()) as child,
+    ):
+        yield Server(child.pid, family, listener.getsockname()[1])
+        child.kill()
+
+
+def test_cut_ends_those_and_no_others(server: Server) -> None:
+    """Of many connections to one port exactly the named ones end, and the process goes on."""
+    with ExitStack() as stack:
+        links = [server.connect(stack) for _ in range(100)]
+        wanted = {name_of(link): server.ports for link in links[::2]}
+        seen = cut(server.pid, wanted)
+        assert seen.ended == wanted.keys()
+        assert seen.peers == {name_of(link) for link in links}
+        assert all(map(is_over, links[::2]))
+        assert all(map(echoes, links[1::2]))
+        assert echoes(server.connect(stack))
+
+
+def test_other_ports_are_left(server: Server) -> None:
+    """A connection to another port of the process is not meant, whoever is at its other end."""
+    with ExitStack() as stack:
+        link = server.connect(stack)
+        assert not cut(server.pid, {name_of(link): [range(server.port)]}).ended
+        assert not cut(server.pid, {name_of(link): ()}).ended
+        assert echoes(link)
+
+
+def test_peers_come_and_go(server: Server) -> None:
+    """A peer is there as long as its connection is."""
+    with ExitStack() as stack:
+        link = server.connect(stack)
+        assert peers(server.pid) == {name_of(link)}
+    with ExitStack() as stack:
+        other = server.connect(stack)
+        assert peers(server.pid) == {name_of(other)}
+
+
+def test_mapped_address(server: Server) -> None:
+    """Who comes by IPv4 to a socket of IPv6 is known by his IPv4 address."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as link:
+        assert echoes(link)
+        assert name_of(link) in peers(server.pid)
+        assert cut(server.pid, {name_of(link): server.ports}).ended == {name_of(link)}
+        assert is_over(link)
+
+
+def test_nothing_stays_open(server: Server) -> None:
+    """A look leaves no descriptor behind, and a connection that is cut is not held open."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with ExitStack() as stack:
+        links = [server.connect(stack) for _ in range(10)]
+        cut(server.pid, {name_of(link): server.ports for link in links})
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert not peers(server.pid)
+
+
+def test_datagrams_are_left() -> None:
+    """A UDP socket with the same peer is not touched."""
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other,
+    ):
+        for end in (one, other):
+            end.bind(("127.0.0.1", 0))
+        one.connect(other.getsockname())
+        other.connect(one.getsockname())
+        own = one.getsockname()[1]
+        assert not cut(os.getpid(), {endpoint(*other.getsockname()): [range(own, own + 1)]}).ended
+        one.send(b"x")
+        assert other.recv(1) == b"x"
+
+
+def test_process_that_is_gone() -> None:
+    """A process that ended has no connections, which is no error."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        child.wait()
+    assert not cut(child.pid, {endpoint("127.0.0.1", 1): [range(65536)]}).ended
+    assert not peers(child.pid)
+
+
+@given(st.ip_addresses(v=4), st.integers(0, 65535))
+def test_mapped_addresses_are_plain(address: object, port: int) -> None:
+    """An address has one name, in whichever of the two forms it is written."""
+    assert endpoint(str(address), port) == endpoint(f"::ffff:{address}", port)
+    assert len(endpoint(str(address), port)) == 6
+
+
+def test_refused_by_the_kernel() -> None:
+    """A process that may not have another's descriptors says so, with what the operator can do about it."""
+    drop = "os.setuid(65534)" if os.getuid() == 0 else ""
+    code = f"import os\nfrom drivers.sockets.connections import peers\n{drop}\npeers(1)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "Unreachable: live connections of removed users cannot be ended" in done.stderr
+    assert "pidfd_getfd" in done.stderr
+    assert "mode 0755" in done.stderr
+
+
+def test_a_deaf_listener(server: Server) -> None:
+    """Nobody gets in, nobody is refused, and who is in stays; a listener of another port hears on."""
+    with ExitStack() as stack:
+        link = server.connect(stack)
+        deafen(server.pid, [range(server.port + 1, server.port + 2)])
+        server.connect(stack)
+        deafen(server.pid, server.ports)
+        with pytest.raises(TimeoutError):
+            socket.create_connection(link.getpeername()[:2], timeout=0.3)
+        assert echoes(link)

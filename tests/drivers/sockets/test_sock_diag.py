@@ -1,0 +1,72 @@
+"""The kernel's list of connections: every peer of a port, and nobody else's."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+
+import pytest
+
+from drivers.sockets.connections import endpoint
+from drivers.sockets.sock_diag import connected
+
+
+@pytest.mark.parametrize(
+    ("listening", "reached"),
+    [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("::", "127.0.0.1")],
+    ids=["IPv4", "IPv6", "IPv4 on a socket for both"],
+)
+def test_every_peer_of_a_port_and_nobody_else(listening: str, reached: str) -> None:
+    """All who are connected to the ports are found by address and port; those of other ports are not."""
+    with ExitStack() as stack:
+        ours, other = (stack.enter_context(serve(listening)) for _ in range(2))
+        links = [stack.enter_context(socket.create_connection((reached, port_of(ours)))) for _ in range(300)]
+        stack.enter_context(socket.create_connection((reached, port_of(other))))
+        port = port_of(ours)
+        expected = {endpoint(reached, link.getsockname()[1]) for link in links}
+        assert connected([range(port, port + 1)]) == expected
+
+
+def test_ranges_of_ports() -> None:
+    """Peers of any of several ranges are found, those of ports just beside them are not."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(serve("127.0.0.1")) for _ in range(5)]
+        links = [stack.enter_context(socket.create_connection(("127.0.0.1", port_of(server)))) for server in servers]
+        ports = [port_of(server) for server in servers]
+        far = range(1, 2)
+        own = [range(ports[0], ports[0] + 1), far, range(max(1, ports[1] - 100), ports[1] + 1)]
+        beside = [range(max(1, port - 100), port) for port in ports] + [range(port + 1, port + 100) for port in ports]
+        found, others = connected([*own, far]), connected(beside)
+        for link, port in zip(links, ports, strict=True):
+            peer = endpoint("127.0.0.1", link.getsockname()[1])
+            assert (peer in found) == any(port in some for some in own)
+            assert (peer in others) == any(port in some for some in beside)
+
+
+def test_thousands_of_ranges() -> None:
+    """More than the kernel's filter takes are asked for as one."""
+    with serve("127.0.0.1") as server, socket.create_connection(("127.0.0.1", port_of(server))) as link:
+        odd = [range(port, port + 1) for port in range(1, 65536, 2)]
+        assert endpoint("127.0.0.1", link.getsockname()[1]) in connected(odd)
+
+
+def test_no_ports() -> None:
+    """Nobody is connected to none."""
+    with serve("127.0.0.1") as server, socket.create_connection(("127.0.0.1", port_of(server))):
+        assert connected([]) == set()
+
+
+def test_a_port_that_nobody_is_connected_to() -> None:
+    """A port that only listens has no peers."""
+    with serve("127.0.0.1") as server:
+        assert connected([range(port_of(server), port_of(server) + 1)]) == set()
+
+
+def serve(address: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family, backlog=512, dualstack_ipv6=address == "::")
+
+
+def port_of(server: socket.socket) -> int:
+    port: int = server.getsockname()[1]
+    return port

@@ -1,0 +1,200 @@
+"""Access lines of Xray: who came from where, whose an endpoint is, and what of the lines is shown."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv6Address
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drivers.sockets.connections import endpoint
+from drivers.xray.access import Accepted, BadMask, Endpoints, Mask, Shown, parse
+
+NEW, OLD = "2026/11/21 02:17:57.788507 ", "2026/11/21 02:17:57 "
+STAMPS = st.sampled_from([NEW, OLD])
+ANNA = endpoint("127.0.1.2", 53843)
+NAMES = st.text(st.characters(min_codepoint=33, max_codepoint=0x2FFF, categories=("L", "N", "P")), min_size=1)
+
+
+def written(address: IPv4Address | IPv6Address, port: int) -> str:
+    return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
+
+
+@given(
+    STAMPS,
+    st.sampled_from(["", "tcp:"]),
+    st.ip_addresses(),
+    st.integers(1, 65535),
+    st.sampled_from(["tcp:example.com:443", "udp:8.8.8.8:53", "[2001:db8::1]:443"]),
+    st.sampled_from(["", "in >> out", "VLESS [TCP] A -> B ==> direct", "in -> out"]),
+    st.sampled_from(["", "reason text"]),
+    NAMES.filter(lambda name: " email: " not in name),
+)
+def test_accepted(
+    stamp: str, source: str, address: IPv6Address, port: int, target: str, detour: str, reason: str, email: str
+) -> None:
+    """Every form of line of an accepted connection is read, whatever is in it."""
+    where = f"{stamp}from {source}{written(address, port)} accepted {target}"
+    why = (f" [{detour}]" if detour else "") + (f" {reason}" if reason else "")
+    expected = Accepted(email, endpoint(str(address), port), target.startswith("udp:"), detour)
+    assert parse(f"{where}{why} email: {email}") == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from 127.0.1.2:0 accepted tcp:a.test:80 [in >> out] email: anna",
+        "from 127.0.*.*:53843 accepted tcp:a.test:80 [in >> out] email: anna",
+        "from [Masked IPv4]:53843 accepted tcp:a.test:80 [in >> out] email: anna",
+        "from [Masked IPv6]:53843 accepted tcp:a.test:80 [in >> out] email: anna",
+        "from [2001:db8::/32]:53843 accepted tcp:a.test:80 [in >> out] email: anna",
+        "from @ accepted tcp:a.test:80 [in >> out] email: anna",
+        "from 127.0.1.2:99999 accepted tcp:a.test:80 [in >> out] email: anna",
+        "from 127.0.1.222222:5 accepted tcp:a.test:80 [in >> out] email: anna",
+        "from 127.0.1.2:53843 accepted tcp:a.test:80 [in >> out]",
+        "from 127.0.1.2:53843 rejected  proxy/vless/encoding: failed email: anna",
+        "from DNS accepted https://dns.test/dns-query [in >> out] email: anna",
+        "[Warning] core: from 127.0.1.2:53843 accepted tcp:a.test:80 email: anna",
+    ],
+)
+def test_not_an_endpoint(line: str) -> None:
+    """Lines that do not tell a whole endpoint of a user tell nothing."""
+    assert parse(NEW + line) is None
+    assert parse(line) is None
+
+
+@given(st.text())
+def test_any_text_is_read(text: str) -> None:
+    """No line is an error."""
+    parse(text)
+    parse(f"{NEW}from 1.2.3.4:5 accepted {text}")
+    parse(f"{NEW}from {text} accepted tcp:a:1 email: anna")
+
+
+def test_what_a_user_writes_does_not_count() -> None:
+    """A target that looks like the end of a line does not make it another user's."""
+    line = f"{NEW}from 127.0.1.2:53843 accepted tcp:x [in >> out] email: bert:443 [in >> out] email: anna"
+    accepted = parse(line)
+    assert accepted is not None
+    assert accepted.email == "anna"
+
+
+WHERE = st.sampled_from([endpoint(f"10.0.0.{host}", port) for host in range(1, 4) for port in (1, 2)])
+KEYS = st.sampled_from(["anna", "bert", "cora"])
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("note"), WHERE, KEYS),
+        st.tuples(st.just("forget"), st.sets(WHERE)),
+        st.tuples(st.just("age")),
+        st.tuples(st.just("prune"), st.sets(WHERE)),
+    )
+)
+
+
+@given(STEPS)
+def test_newest_has_the_endpoint(steps: list[tuple[str, ...]]) -> None:
+    """Of those who came from an endpoint the newest has it, until it is forgotten or found gone."""
+    endpoints = Endpoints()
+    model: dict[Any, str] = {}
+    young: set[str] = set()
+    for name, *arguments in steps:
+        getattr(endpoints, name)(*arguments)
+        if name == "note":
+            model[arguments[0]] = arguments[1]
+            young.add(arguments[0])
+        elif name == "forget":
+            model = {where: key for where, key in model.items() if where not in arguments[0]}
+        elif name == "age":
+            young.clear()
+        else:
+            model = {where: key for where, key in model.items() if where in arguments[0] or where in young}
+    assert len(endpoints) == len(model)
+    for key in ("anna", "bert", "cora"):
+        assert endpoints.of({key}) == {where for where, holder in model.items() if holder == key}
+
+
+def test_shared_endpoint_is_nobodys() -> None:
+    """Where one connection may carry several users, one that carried two is nobody's until it is gone."""
+    endpoints = Endpoints(shared=True)
+    endpoints.note(ANNA, "anna")
+    assert endpoints.of({"anna"}) == {ANNA}
+    endpoints.note(ANNA, "bert")
+    endpoints.age()
+    endpoints.note(ANNA, "anna")
+    assert endpoints.of({"anna", "bert"}) == set()
+    assert endpoints.holder(ANNA) is None
+    endpoints.age()
+    endpoints.prune(set())
+    endpoints.note(ANNA, "anna")
+    assert endpoints.of({"anna"}) == {ANNA}
+
+
+def test_noted_during_a_look_stays() -> None:
+    """A connection that came while the sockets were looked at is kept, though the look did not find it."""
+    endpoints = Endpoints()
+    endpoints.note(ANNA, "anna")
+    endpoints.age()
+    endpoints.note(endpoint("10.0.0.1", 1), "bert")
+    endpoints.prune(set())
+    assert endpoints.of({"anna", "bert"}) == {endpoint("10.0.0.1", 1)}
+
+
+def test_oldest_go_first() -> None:
+    """What has to go is what was noted longest ago."""
+    endpoints = Endpoints()
+    wheres = [endpoint("10.0.0.1", port) for port in range(1, 11)]
+    for number, where in enumerate(wheres):
+        endpoints.note(where, "anna")
+        if number == 4:
+            endpoints.age()
+    endpoints.note(wheres[0], "anna")
+    endpoints.drop(4)
+    assert endpoints.of({"anna"}) == {wheres[0], *wheres[5:]}
+
+
+@pytest.mark.parametrize(
+    ("mask", "ipv4", "ipv6"),
+    [
+        ("quarter", "93.*.*.*", "[2606::/16]"),
+        ("half", "93.184.*.*", "[2606:2800::/32]"),
+        ("full", "[Masked IPv4]", "[Masked IPv6]"),
+        ("/24+/64", "93.184.216.*", "[2606:2800:220:1::/64]"),
+        ("32+128", "93.184.216.34", "[2606:2800:220:1:248:1893:25c8:1946]"),
+        ("/16", "93.184.*.*", "[Masked IPv6]"),
+        ("+/64", "[Masked IPv4]", "[2606:2800:220:1::/64]"),
+    ],
+)
+def test_masks(mask: str, ipv4: str, ipv6: str) -> None:
+    """Addresses are masked as Xray does it, source and target alike, and nothing else of the line is."""
+    shown = Shown(mask=Mask.of(mask))
+    for stamp in (NEW, OLD):
+        before = f"{stamp}from 93.184.216.34:1 accepted tcp:[2606:2800:220:1:248:1893:25c8:1946]:443 [a >> b] email: x"
+        assert shown.line(before) == f"{stamp}from {ipv4}:1 accepted tcp:{ipv6}:443 [a >> b] email: x"
+    assert shown.line(f"{NEW}[Info] app: dialing 93.184.216.34") == f"{NEW}[Info] app: dialing {ipv4}"
+
+
+@pytest.mark.parametrize(
+    "mask", ["/12+/64", "third", "/40", "-8", "/16+x", "9" * 5000, "/16+" + "1" * 5000, "\u0661\u0666", "/"]
+)
+def test_bad_masks(mask: str) -> None:
+    """A mask that Xray would refuse is refused."""
+    with pytest.raises(BadMask):
+        Mask.of(mask)
+
+
+def test_nothing_asked_nothing_masked() -> None:
+    """Without a mask lines are shown as they are."""
+    assert Mask.of("") is None
+    line = f"{NEW}from 93.184.216.34:1 accepted tcp:a.test:443 [a >> b] email: x"
+    assert Shown().line(line) == line
+
+
+@given(STAMPS, st.sampled_from(["accepted", "rejected"]))
+def test_access_lines_are_withheld(stamp: str, status: str) -> None:
+    """Access lines that were not asked for are not shown; others are, even where they speak of the same."""
+    shown = Shown(access=False)
+    assert shown.line(f"{stamp}from 1.2.3.4:5 {status} tcp:a.test:443") is None
+    for line in (f"{stamp}[Info] from 1.2.3.4:5 {status}", "panic: from", "from 1.2.3.4:5"):
+        assert shown.line(line) == line

@@ -1,0 +1,652 @@
+"""What the node adds to a configuration and takes over, on messages that the real core made of a controller's text."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drivers.xray import config, streams
+from drivers.xray.config import Endpoint, Plan, plan, render, users_field
+from node.backend.roster import Roster
+from node.contract.accounts import Accounts
+from node.errors import InvalidConfig
+from protos import xray_pb2
+from protos.xray_pb2 import Config, InboundHandlerConfig, TypedMessage
+from tests.harness import certs
+from tests.harness.backend import user
+from tests.harness.convert import accepts, convert
+from tests.harness.core import Json
+from tests.harness.inbounds import NAMES, SERVER_NAME, Kind, kinds
+from tests.harness.users import TestUser
+
+ID = "b831381d-6324-4d53-ad4f-8cda48b30811"
+KEY = "AAECAwQFBgcICQoLDA0ODw=="
+FILE = "/nowhere/written-by-the-core"
+THROUGH_INBOUND = Endpoint("/nowhere/api.sock", "0123", direct=False)
+DIRECT = Endpoint("/nowhere/api.sock", "0123", direct=True)
+
+
+def taken_over(text: str, *exclude: str) -> Plan:
+    return plan(convert(text), text, frozenset(exclude))
+
+
+def of(**parts: object) -> Plan:
+    return taken_over(json.dumps(parts))
+
+
+def inbound(protocol: str, tag: str | None = "in", stream: Json | None = None, **settings: object) -> Json:
+    made: Json = {"port": 1000, "listen": "127.0.0.1", "protocol": protocol, "settings": settings}
+    return made | ({"tag": tag} if tag else {}) | ({"streamSettings": stream} if stream else {})
+
+
+def vless(tag: str | None = "in", stream: Json | None = None, **settings: object) -> Json:
+    return inbound("vless", tag, stream, decryption="none", clients=[{"id": ID, "email": "theirs"}], **settings)
+
+
+def rendered(made: Plan, api: Endpoint = THROUGH_INBOUND, accounts: Mapping[str, Accounts] | None = None) -> Config:
+    nobody: Mapping[str, Accounts] = {tag: {} for tag in made.tags}
+    return Config.FromString(render(made, api, accounts or nobody))
+
+
+def apps(message: Config, type_name: str) -> list[TypedMessage]:
+    return [app for app in message.app if app.type == type_name]
+
+
+def policy(made: Plan) -> xray_pb2.PolicyConfig:
+    (app,) = apps(made.base, config.POLICY)
+    return xray_pb2.PolicyConfig.FromString(app.value)
+
+
+def router(message: Config) -> xray_pb2.RouterConfig:
+    (app,) = apps(message, config.ROUTER)
+    return xray_pb2.RouterConfig.FromString(app.value)
+
+
+def clients(handler: InboundHandlerConfig) -> int:
+    return len(xray_pb2.UsersConfig.FromString(handler.proxy_settings.value).users)
+
+
+# Logs and other files
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"log": {"access": "FILE", "error": "FILE", "loglevel": "info"}}',
+        '{"LOG": {"Access": "FILE", "ERROR": "FILE", "loglevel": "info"}}',
+        '{ // comment\n "log": {"error": "FILE", "loglevel": "info"}, /* and */ "Log": {"access": "FILE"} # another\n}',
+    ],
+)
+def test_logs_go_to_the_console(text: str) -> None:
+    """Log files that a configuration names, in whatever case of keys, are not written; the level stays."""
+    made = taken_over(text.replace("FILE", FILE))
+    (app,) = apps(made.base, config.LOG)
+    log = xray_pb2.LogConfig.FromString(app.value)
+    assert (log.error_log_type, log.access_log_type, log.error_log_level) == (1, 1, 3)
+    assert FILE.encode() not in render(made, THROUGH_INBOUND, {})
+
+
+def test_logs_that_are_off_stay_off() -> None:
+    """A controller that wants no access lines is shown none; the node needs them, so the core writes them."""
+    made = of(log={"access": "none", "error": "none"})
+    (app,) = apps(made.base, config.LOG)
+    log = xray_pb2.LogConfig.FromString(app.value)
+    assert (log.error_log_type, log.access_log_type) == (0, 1)
+    line = "2026/11/21 02:17:57.788507 from 127.0.1.2:53843 accepted tcp:127.0.0.1:19313 [vless >> direct] email: ann"
+    assert made.shown.line(line) is None
+    assert of(log={"error": "none"}).shown.line(line) == line
+
+
+TLS = {"masterKeyLog": FILE, "serverName": "kept.example"}
+REALITY_SERVER = {
+    "show": True,
+    "masterKeyLog": FILE,
+    "target": "kept.example:443",
+    "serverNames": ["kept.example"],
+    "privateKey": "4CI1VpXBR3Cdr8lXXp9hVu_rC7NXlkTrYRlOFBBXIXU",
+    "shortIds": ["01"],
+}
+REALITY_CLIENT = {
+    "show": True,
+    "masterKeyLog": FILE,
+    "serverName": "kept.example",
+    "publicKey": "i4J0J5UEOQKwJpnjDhKgVsPDnNxCD-J0mD5ICAuHNzQ",
+    "fingerprint": "chrome",
+    "shortId": "01",
+}
+WAY_BACK = {
+    "address": "kept.example",
+    "port": 443,
+    "network": "xhttp",
+    "security": "tls",
+    "tlsSettings": TLS,
+    "xhttpSettings": {"path": "/"},
+}
+STREAMS = {
+    "tls": {"network": "raw", "security": "tls", "tlsSettings": TLS},
+    "Tls in other letters": {"Network": "raw", "SECURITY": "tls", "TLSSettings": {"MASTERKEYLOG": FILE, **TLS}},
+    "reality": {"network": "raw", "security": "reality", "realitySettings": REALITY_CLIENT},
+    "way back": {
+        "network": "xhttp",
+        "security": "tls",
+        "tlsSettings": TLS,
+        "xhttpSettings": {"path": "/", "extra": {"downloadSettings": WAY_BACK}},
+    },
+    "way back without extra": {"network": "xhttp", "xhttpSettings": {"path": "/", "downloadSettings": WAY_BACK}},
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_no_outbound_logs_keys(name: str) -> None:
+    """TLS keys go to no file, however deep an outbound's transport says so; the rest of it stays."""
+    settings = {"address": "kept.example", "port": 443, "id": ID, "encryption": "none"}
+    text = json.dumps({"outbounds": [{"protocol": "vless", "settings": settings, "streamSettings": STREAMS[name]}]})
+    assert FILE.encode() in convert(text)
+    message = render(taken_over(text), THROUGH_INBOUND, {})
+    assert FILE.encode() not in message
+    assert message.count(b"kept.example") == convert(text).count(b"kept.example")
+
+
+@pytest.mark.parametrize(
+    "stream", [STREAMS["tls"], {"network": "raw", "security": "reality", "realitySettings": REALITY_SERVER}], ids=str
+)
+def test_no_inbound_logs_keys(stream: Json) -> None:
+    """Nor an inbound's, managed or not."""
+    text = json.dumps({"inbounds": [vless(stream=stream), inbound("socks", "socks", stream | {}, auth="noauth")]})
+    text = text.replace('"port": 1000', '"port": 1001', 1)
+    assert convert(text).count(FILE.encode()) == 2
+    for exclude in ((), ("in",)):
+        assert FILE.encode() not in render(taken_over(text, *exclude), THROUGH_INBOUND, {"in": {}})
+
+
+@pytest.mark.parametrize("side", ["inbounds", "outbounds"])
+def test_reality_does_not_print(side: str) -> None:
+    """REALITY's debug prints, which go past the log, are off."""
+    stream = {"network": "raw", "security": "reality"}
+    if side == "inbounds":
+        made = of(inbounds=[vless(stream=stream | {"realitySettings": REALITY_SERVER})])
+        found = xray_pb2.ReceiverConfig.FromString(made.base.inbound[0].receiver_settings.value).stream_settings
+    else:
+        settings = {"address": "kept.example", "port": 443, "id": ID, "encryption": "none"}
+        streamed = stream | {"realitySettings": REALITY_CLIENT}
+        made = of(outbounds=[{"protocol": "vless", "settings": settings, "streamSettings": streamed}])
+        found = xray_pb2.SenderConfig.FromString(made.base.outbound[0].sender_settings.value).stream_settings
+    (security,) = found.security_settings
+    assert security.type == streams.REALITY
+    reality = xray_pb2.RealityConfig.FromString(security.value)
+    assert (reality.show, reality.master_key_log) == (False, "")
+    assert b"kept.example" in security.value
+
+
+# Apps
+
+
+def test_other_apis_are_gone() -> None:
+    """A controller's own API and metrics are not served, in whatever case of keys; ours is the only one."""
+    text = """{
+        "Api": {"tag": "api", "listen": "127.0.0.1:1", "services": ["HandlerService", "ReflectionService"]},
+        "METRICS": {"tag": "metrics", "listen": "127.0.0.1:2"}
+    }"""
+    assert {config.COMMANDER, config.METRICS} <= {app.type for app in Config.FromString(convert(text)).app}
+    message = rendered(taken_over(text))
+    assert apps(message, config.METRICS) == []
+    (app,) = apps(message, config.COMMANDER)
+    commander = xray_pb2.CommanderConfig.FromString(app.value)
+    assert (commander.tag, commander.listen) == (THROUGH_INBOUND.outbound, "")
+    assert [service.type for service in commander.service] == list(config.API_SERVICES)
+
+
+def test_everything_is_counted() -> None:
+    """Counting is on at every level and for every inbound and outbound, whatever was said; other policies stay."""
+    levels = {"0": {"handshake": 7, "statsUserUplink": False}, "5": {"connIdle": 9}}
+    made = of(policy={"levels": levels, "system": {"statsInboundUplink": False}})
+    counting = policy(made)
+    assert set(counting.level) == {0, 5}
+    for level in counting.level.values():
+        assert (level.stats.user_uplink, level.stats.user_downlink, level.stats.user_online) == (True, True, True)
+    system = counting.system.stats
+    assert system.inbound_uplink and system.inbound_downlink and system.outbound_uplink and system.outbound_downlink
+    (app,) = apps(made.base, config.POLICY)
+    for level_timeout in (b"\x0a\x02\x08\x07", b"\x08\x09"):
+        assert level_timeout in app.value
+    assert len(apps(made.base, config.STATS)) == 1
+
+
+@pytest.mark.parametrize("stats", [{}, {"stats": {}}])
+def test_statistics_are_there_once(stats: Json) -> None:
+    """The counters' app is there, asked for or not."""
+    made = of(**stats)
+    assert len(apps(made.base, config.STATS)) == 1
+    assert set(policy(made).level) == {0}
+
+
+def test_other_apps_are_untouched() -> None:
+    """DNS, observatories, FakeDNS and what else there is stay byte for byte, and in their order."""
+    text = json.dumps(
+        {
+            "dns": {"servers": ["1.1.1.1"]},
+            "fakedns": {"ipPool": "198.18.0.0/15", "poolSize": 100},
+            "observatory": {"subjectSelector": ["x"]},
+            "routing": {"domainStrategy": "IPIfNonMatch"},
+        }
+    )
+    ours = {config.COMMANDER, config.METRICS, config.LOG, config.POLICY, config.STATS, config.ROUTER}
+    before = [app for app in Config.FromString(convert(text)).app if app.type not in ours]
+    assert len(before) > 3
+    assert [app for app in taken_over(text).base.app if app.type not in ours] == before
+
+
+def test_fields_of_other_versions_stay() -> None:
+    """What this node does not know in a message is still there when it was taken over."""
+    text = json.dumps({"inbounds": [vless(stream=STREAMS["tls"])], "log": {"error": FILE}})
+    unknown = b"\xfa\x7f\x04kept"
+    message = Config.FromString(convert(text))
+    for app in message.app:
+        app.value += unknown
+    receiver = xray_pb2.ReceiverConfig.FromString(message.inbound[0].receiver_settings.value)
+    receiver.stream_settings.security_settings[0].value += unknown
+    message.inbound[0].receiver_settings.value = receiver.SerializeToString() + unknown
+    message.inbound[0].proxy_settings.value += unknown
+    given = message.SerializeToString() + unknown
+    made = plan(given, text, frozenset())
+    assert given.count(unknown) == len(message.app) + 4
+    assert render(made, THROUGH_INBOUND, {"in": {}}).count(unknown) == given.count(unknown)
+
+
+# Routing and outbounds
+
+
+def test_our_rule_is_first() -> None:
+    """The way to the API comes before every rule of the controller, whose rules and strategy stay as they are."""
+    rules = [{"outboundTag": "out", "network": "tcp"}, {"outboundTag": "out", "inboundTag": ["in"]}]
+    made = of(
+        outbounds=[{"protocol": "freedom", "tag": "out"}],
+        routing={"domainStrategy": "IPIfNonMatch", "rules": rules},
+    )
+    found = router(rendered(made))
+    assert [rule.tag for rule in found.rule] == [THROUGH_INBOUND.outbound, "out", "out"]
+    assert list(found.rule[0].inbound_tag) == [THROUGH_INBOUND.inbound]
+    (app,) = apps(made.base, config.ROUTER)
+    (in_force,) = apps(rendered(made), config.ROUTER)
+    assert in_force.value.endswith(app.value)
+
+
+def test_a_core_that_listens_itself() -> None:
+    """A core that can serve its API on a unix socket needs neither inbound nor rule for it."""
+    made = of(outbounds=[{"protocol": "freedom"}])
+    message = rendered(made, DIRECT)
+    (app,) = apps(message, config.COMMANDER)
+    assert xray_pb2.CommanderConfig.FromString(app.value).listen == "/nowhere/api.sock,0600"
+    assert (len(message.inbound), list(router(message).rule)) == (0, [])
+
+
+def test_the_api_has_its_own_inbound() -> None:
+    """Else it is behind an inbound on a private unix socket, with a port: without, a connection would end the core."""
+    (handler,) = rendered(of(outbounds=[{"protocol": "freedom"}])).inbound
+    settings = xray_pb2.DokodemoConfig.FromString(handler.proxy_settings.value)
+    receiver = xray_pb2.ReceiverConfig.FromString(handler.receiver_settings.value)
+    assert (handler.tag, settings.port > 0, list(settings.networks)) == (THROUGH_INBOUND.inbound, True, [4])
+    assert receiver.listen.domain == "/nowhere/api.sock,0600"
+
+
+@pytest.mark.parametrize("parts", [{}, {"outbounds": []}, {"OUTBOUNDS": []}])
+def test_without_outbounds_nothing_goes_out(parts: Json) -> None:
+    """A configuration without outbounds gets one that leads nowhere: neither the API nor the node is the way out."""
+    (outbound,) = rendered(of(**parts)).outbound
+    assert outbound.proxy_settings.type == config.BLACKHOLE
+    assert outbound.tag != THROUGH_INBOUND.outbound
+
+
+def test_the_first_outbound_stays_the_first() -> None:
+    """Where there are outbounds they are left alone."""
+    out = [{"protocol": "freedom", "tag": "one"}, {"protocol": "blackhole"}]
+    text = json.dumps({"outbounds": out})
+    assert list(rendered(taken_over(text)).outbound) == list(Config.FromString(convert(text)).outbound)
+
+
+SELECTORS = (
+    [""],
+    ["~"],
+    ["~t"],
+    ["~txnode"],
+    ["~txnode-api-"],
+    [f"~txnode-api-{first}" for first in "0123456789abcdef"],
+    ["one", ""],
+    ["", "zzz"],
+    ["tw", "~"],
+    ["", "", "~", "txnode-"],
+)
+
+
+@pytest.mark.parametrize("selector", SELECTORS, ids=str)
+def test_no_selector_reaches_the_api(selector: list[str]) -> None:
+    """Selectors match by prefix: none matches the API's outbound, and all outbounds that it matched are still in."""
+    tags = ["one", "two", "three", "txnode-api-7", "~ two", "portal"]
+    made = of(
+        outbounds=[{"protocol": "freedom", "tag": tag} for tag in tags[:-1]] + [{"protocol": "freedom"}],
+        reverse={"portals": [{"tag": tags[-1], "domain": "portal.test"}]},
+        observatory={"subjectSelector": selector},
+        burstObservatory={"subjectSelector": selector, "pingConfig": {}},
+        routing={
+            "balancers": [{"tag": "b", "selector": selector}],
+            "rules": [{"balancerTag": "b", "network": "tcp"}],
+        },
+    )
+    message = rendered(made)
+    (balancer,) = router(message).balancing_rule
+    observatories = [
+        xray_pb2.ObservatoryConfig.FromString(app.value).subject_selector
+        for app in message.app
+        if ".observatory." in app.type
+    ]
+    assert len(observatories) == 2
+    for bound in map(list, (balancer.outbound_selector, *observatories)):
+        assert _matched(bound, [THROUGH_INBOUND.outbound]) == []
+        assert _matched(bound, tags) == _matched(selector, tags)
+
+
+@pytest.mark.parametrize("tag", ["~", "~tx", "~txnode-", "~txnode-api-7"])
+def test_tags_like_the_nodes(tag: str) -> None:
+    """A tag that begins as those of the node do, or that they begin with, is refused: a selector could mean either."""
+    portal = {"reverse": {"portals": [{"tag": tag, "domain": "portal.test"}]}}
+    for parts in (
+        {"outbounds": [{"protocol": "freedom", "tag": tag}]},
+        {"inbounds": [{**vless(), "tag": tag}]},
+        portal,
+    ):
+        with pytest.raises(InvalidConfig, match=tag):
+            of(**parts)
+
+
+def test_selectors_without_measure() -> None:
+    """Thousands of balancers that select thousands of outbounds take no time; too many are refused, not written out."""
+    outbounds = [{"protocol": "blackhole", "tag": str(number)} for number in range(2000)]
+
+    def balanced(balancers: int) -> list[int]:
+        routing = {"balancers": [{"tag": str(number), "selector": [""] * 500} for number in range(balancers)]}
+        made = of(outbounds=outbounds, routing=routing)
+        return [len(found.outbound_selector) for found in router(made.base).balancing_rule]
+
+    began = time.process_time()
+    assert balanced(20) == [2000] * 20
+    assert time.process_time() - began < 2
+    with pytest.raises(InvalidConfig, match="outbounds"):
+        balanced(501)
+
+
+def _matched(selector: list[str], tags: list[str]) -> list[str]:
+    return [tag for tag in tags if any(tag.startswith(prefix) for prefix in selector)]
+
+
+def test_other_selectors_stay() -> None:
+    """A selector that cannot match the API's outbound is left as it is."""
+    made = of(
+        outbounds=[{"protocol": "freedom", "tag": "one-1"}],
+        routing={"balancers": [{"tag": "b", "selector": ["one-", "gone"]}], "rules": []},
+    )
+    (found,) = router(made.base).balancing_rule
+    assert list(found.outbound_selector) == ["one-", "gone"]
+
+
+# Inbounds
+
+
+def test_supplied_users_are_the_only_ones() -> None:
+    """Clients that a configuration gives a managed inbound are dropped, in whatever case of keys."""
+    text = json.dumps({"inbounds": [vless()]})
+    for spelled in ('"clients"', '"Clients"', '"CLIENTS"'):
+        made = taken_over(text.replace('"clients"', spelled).replace('"inbounds"', '"InBounds"'))
+        assert made.tags == ("in",)
+        assert clients(made.base.inbound[0]) == 0
+        assert b"theirs" not in render(made, THROUGH_INBOUND, {"in": {}})
+
+
+@pytest.mark.parametrize(
+    ("protocol", "settings"),
+    [
+        ("vless", {"decryption": "none", "clients": [{"id": ID}]}),
+        ("vmess", {"clients": [{"id": ID}]}),
+        ("trojan", {"clients": [{"password": "theirs"}]}),
+        ("shadowsocks", {"clients": [{"password": "theirs", "method": "aes-128-gcm"}]}),
+        (
+            "shadowsocks",
+            {"method": "2022-blake3-aes-128-gcm", "password": KEY, "clients": [{"password": KEY, "email": "x"}]},
+        ),
+        ("hysteria", {"version": 2, "clients": [{"auth": "theirs"}]}),
+    ],
+)
+def test_every_managed_protocol(protocol: str, settings: Json) -> None:
+    """Managed inbounds lose their clients; excluded ones, and ones without a tag, are left byte for byte."""
+    text = json.dumps({"inbounds": [inbound(protocol, "in", **settings)]})
+    made = taken_over(text)
+    before = Config.FromString(convert(text)).inbound[0]
+    assert made.tags == ("in",)
+    field = xray_pb2.Shadowsocks2022MultiUserConfig if "method" in settings else xray_pb2.UsersConfig
+    assert len(field.FromString(before.proxy_settings.value).users) == 1
+    assert len(field.FromString(made.base.inbound[0].proxy_settings.value).users) == 0
+    excluded = taken_over(text, "in")
+    assert (excluded.tags, list(excluded.base.inbound), excluded.warnings) == ((), [before], ())
+    untagged = json.dumps({"inbounds": [inbound(protocol, None, **settings)]})
+    left = taken_over(untagged)
+    assert (left.tags, list(left.base.inbound)) == ((), list(Config.FromString(convert(untagged)).inbound))
+    assert "without a tag" in left.warnings[0]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        inbound("socks", auth="password", accounts=[{"user": "a", "pass": "b"}]),
+        inbound("http", accounts=[{"user": "a", "pass": "b"}]),
+        inbound("dokodemo-door", address="127.0.0.1", port=80, network="tcp"),
+        inbound("mixed", auth="noauth"),
+    ],
+    ids=lambda made: str(made["protocol"]),
+)
+def test_other_inbounds_are_left(other: Json) -> None:
+    """An inbound whose users the node cannot supply passes as it is, with its accounts, and gets nobody."""
+    text = json.dumps({"inbounds": [other]})
+    made = taken_over(text)
+    assert (made.tags, made.warnings) == ((), ())
+    assert list(made.base.inbound) == list(Config.FromString(convert(text)).inbound)
+
+
+def test_an_untagged_inbound_is_left() -> None:
+    """A Shadowsocks-2022 inbound without a tag keeps the one key that everybody there has."""
+    text = json.dumps({"inbounds": [inbound("shadowsocks", None, method="2022-blake3-aes-128-gcm", password=KEY)]})
+    made = taken_over(text)
+    assert list(made.base.inbound) == list(Config.FromString(convert(text)).inbound)
+    assert made.tags == ()
+
+
+@pytest.mark.parametrize("more", [{"clients": []}, {}])
+@pytest.mark.parametrize("method", ["2022-blake3-aes-128-gcm", "2022-blake3-aes-256-gcm"])
+def test_shadowsocks_2022_becomes_multi_user(method: str, more: Json) -> None:
+    """Without clients the core would let in whoever knows the server's key: it becomes one for several users."""
+    key = KEY if "128" in method else "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
+    settings = {"method": method, "password": key, "network": "tcp,udp", **more}
+    (handler,) = (made := of(inbounds=[inbound("shadowsocks", **settings)])).base.inbound
+    assert handler.proxy_settings.type == config.SHADOWSOCKS_2022
+    multi = xray_pb2.Shadowsocks2022MultiUserConfig.FromString(handler.proxy_settings.value)
+    assert (multi.method, multi.key, len(multi.network), len(multi.users)) == (method, key, 2, 0)
+    assert made.inbounds["in"].method == method
+
+
+def test_shadowsocks_with_one_key_for_all() -> None:
+    """A method of Shadowsocks-2022 that has no users is left, and warned of."""
+    key = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
+    made = of(inbounds=[inbound("shadowsocks", method="2022-blake3-chacha20-poly1305", password=key)])
+    assert made.tags == ()
+    assert "'in'" in made.warnings[0]
+
+
+@pytest.mark.parametrize("method", ["aes-128-gcm", "aes-256-gcm", "chacha20-poly1305", "xchacha20-poly1305"])
+def test_shadowsocks_without_clients(method: str) -> None:
+    """The nameless user that the core makes of the inbound's own password is dropped; his method is everybody's."""
+    text = json.dumps({"inbounds": [inbound("shadowsocks", method=method, password="theirs")]})
+    assert b"theirs" in convert(text)
+    for read in (text, "not to be read"):
+        made = plan(convert(text), read, frozenset())
+        assert b"theirs" not in render(made, THROUGH_INBOUND, {"in": {}})
+        ids = {"chacha20-poly1305": ("", "chacha20-poly1305")}
+        assert made.inbounds["in"].method in ids.get(method, (method,))
+
+
+HYSTERIA = {
+    "network": "hysteria",
+    "security": "tls",
+    "tlsSettings": {"alpn": ["h3"]},
+    "hysteriaSettings": {"version": 2, "auth": "shared-password"},
+}
+
+
+def test_hysterias_shared_password() -> None:
+    """A Hysteria inbound's shared password is stripped, for without users it lets everybody in; an outbound's stays."""
+    out = {
+        "protocol": "hysteria",
+        "settings": {"version": 2, "address": "x.example", "port": 1},
+        "streamSettings": HYSTERIA,
+    }
+    text = json.dumps({"inbounds": [inbound("hysteria", stream=HYSTERIA, version=2)], "outbounds": [out]})
+    made = taken_over(text)
+    assert b"shared-password" not in made.base.inbound[0].SerializeToString()
+    assert b"shared-password" in made.base.outbound[0].SerializeToString()
+    excluded = taken_over(text, "in")
+    assert b"shared-password" in excluded.base.inbound[0].SerializeToString()
+
+
+def test_a_transport_password_of_another_protocol_stays() -> None:
+    """Another protocol over Hysteria's transport has users of its own, and the password is a second lock."""
+    made = of(inbounds=[vless(stream=HYSTERIA)])
+    assert made.tags == ("in",)
+    assert b"shared-password" in made.base.inbound[0].SerializeToString()
+
+
+@pytest.mark.parametrize("protocol", ["dokodemo-door", "tunnel"])
+def test_what_would_end_the_core(protocol: str) -> None:
+    """A dokodemo-door on a unix socket without a port is refused by name; with one it is fine."""
+    door = inbound(protocol, "door", address="127.0.0.1", network="unix") | {"listen": "/nowhere/door.sock"}
+    with pytest.raises(InvalidConfig, match="door"):
+        of(inbounds=[door])
+    assert of(inbounds=[door | {"settings": {**door["settings"], "port": 1}}]).tags == ()
+
+
+def test_wireguard_is_left_and_warned_of() -> None:
+    """WireGuard's peers cannot be supplied on this core: they stay as configured, and the operator is told."""
+    key = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
+    peers = [{"publicKey": key, "allowedIPs": ["10.0.0.2/32"]}]
+    text = json.dumps({"inbounds": [inbound("wireguard", "wg", secretKey=key, peers=peers)]})
+    made = taken_over(text)
+    assert made.tags == ()
+    assert "'wg'" in made.warnings[0]
+    assert list(made.base.inbound) == list(Config.FromString(convert(text)).inbound)
+
+
+# Vision
+
+
+REALITY_STREAM = {"network": "raw", "security": "reality", "realitySettings": REALITY_SERVER}
+WS_TLS = {"network": "ws", "security": "tls", "tlsSettings": {"serverName": "x"}}
+HEADER = {"type": "http", "request": {}, "response": {}}
+
+
+@pytest.mark.parametrize(
+    ("stream", "fits"),
+    [
+        (STREAMS["tls"], True),
+        (REALITY_STREAM, True),
+        ({"security": "tls", "tlsSettings": {}}, True),
+        (None, False),
+        ({"network": "raw"}, False),
+        (WS_TLS, False),
+        ({"network": "grpc", "security": "tls", "tlsSettings": {}}, False),
+        (STREAMS["tls"] | {"rawSettings": {"header": HEADER}}, False),
+        (STREAMS["tls"] | {"rawSettings": {"header": {"type": "none"}}}, True),
+    ],
+)
+def test_where_vision_fits(stream: Json | None, fits: bool) -> None:
+    """Vision goes over raw TCP under TLS or REALITY; elsewhere users connect without it, prescribed or not."""
+    made = of(inbounds=[vless(stream=stream, flow="xtls-rprx-vision")])
+    found = made.inbounds["in"]
+    assert (found.vision, found.flow) == (fits, "xtls-rprx-vision" if fits else "")
+
+
+def test_hints_are_each_inbounds_own() -> None:
+    """A prescribed flow is taken from the inbound that prescribes it, whatever stands before it."""
+    tls = STREAMS["tls"]
+    first, second, third = (vless(tag, tls) | {"port": 1000 + n} for n, tag in enumerate("abc"))
+    second["settings"] = second["settings"] | {"flow": "xtls-rprx-vision"}
+    text = json.dumps({"inbounds": [first, second, third]}).replace('"flow"', '/* " */ "Flow"')
+    made = taken_over(text)
+    assert [made.inbounds[tag].flow for tag in "abc"] == ["", "xtls-rprx-vision", ""]
+
+
+# Users in, and the whole accepted by the core
+
+
+@settings(deadline=None)
+@given(st.lists(st.binary(max_size=300), max_size=5), st.sampled_from(["vless", "shadowsocks_2022"]))
+def test_users_are_appended(accounts: list[bytes], protocol: str) -> None:
+    """Users appended to an inbound's settings are read as its users, whatever their length."""
+    packed = [xray_pb2.User(email="x", account=TypedMessage(value=value)).SerializeToString() for value in accounts]
+    kind = xray_pb2.Shadowsocks2022MultiUserConfig if protocol == "shadowsocks_2022" else xray_pb2.UsersConfig
+    users = kind.FromString(users_field(protocol, packed)).users
+    assert [one.account.value for one in users] == accounts
+
+
+@pytest.fixture(scope="module")
+def all_places(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Kind]:
+    return kinds(certs.make(tmp_path_factory.mktemp("inbounds"), [SERVER_NAME]), 443)
+
+
+def with_everybody(places: Mapping[str, Kind]) -> tuple[Plan, Roster]:
+    """All kinds of inbounds in one configuration, with three users each."""
+    inbounds = [kind.inbound(10_000 + number, name) for number, (name, kind) in enumerate(places.items())]
+    made = of(inbounds=inbounds, outbounds=[{"protocol": "freedom", "tag": "direct"}])
+    people = [user(TestUser.new(f"user{number}"), places) for number in range(3)]
+    for number, person in enumerate(people):
+        person.proxies.vless.flow = "xtls-rprx-vision"
+        person.proxies.shadowsocks.method = ("aes-256-gcm", "", "chacha20-ietf-poly1305")[number]
+    roster, refused = Roster.of(people, made.tags, made.account)
+    assert refused == []
+    return made, roster
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_kind_is_managed(all_places: Mapping[str, Kind], name: str) -> None:
+    """Each kind of inbound that the tests run takes supplied users, in a start and when it is put back whole."""
+    made, roster = with_everybody({name: all_places[name]})
+    (handler, _) = rendered(made, accounts=roster.target).inbound
+    assert handler == made.handler(name, roster.target[name])
+    for person in range(3):
+        assert f"user{person}".encode() in handler.proxy_settings.value
+
+
+def test_the_core_takes_it_with_users_of_every_protocol(all_places: Mapping[str, Kind]) -> None:
+    """The real core builds the whole: every kind of inbound, users in all of them, our API and our rule."""
+    made, roster = with_everybody(all_places)
+    assert set(made.tags) == set(NAMES)
+    assert all(len(accounts) == 3 for accounts in roster.target.values())
+    assert accepts(render(made, THROUGH_INBOUND, roster.target)) == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        '{"inbounds": [], "outbounds": []} // nothing',
+        '{"api": {"tag": "api", "services": ["StatsService"]}, "routing": {"rules": '
+        '[{"inboundTag": ["api"], "outboundTag": "api"}]}, "metrics": {"tag": "m"}}',
+        '{"outbounds": [{"protocol": "freedom"}], "routing": {"balancers": [{"tag": "b", "selector": [""]}], '
+        '"rules": [{"balancerTag": "b", "network": "tcp"}]}}',
+        '{"policy": {"levels": {"3": {"bufferSize": 4}}}, "LOG": {"loglevel": "none"}}',
+    ],
+)
+def test_the_core_takes_odd_configurations(text: str) -> None:
+    """What was taken over is still a configuration that the core builds."""
+    made = taken_over(text)
+    assert accepts(render(made, THROUGH_INBOUND, {tag: {} for tag in made.tags})) == ""

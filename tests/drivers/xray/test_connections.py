@@ -1,0 +1,176 @@
+"""Whose the live connections of a core are, when its lines come late, come from elsewhere, or are too many.
+
+The core is this very process: it holds real connections, and the lines about them are written here.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import TestCase
+
+from drivers.sockets.connections import endpoint
+from drivers.xray import connections
+from drivers.xray.connections import Connections
+from drivers.xray.doors import Door
+from drivers.xray.suspects import Pair
+
+
+class ConnectionsTests(TestCase):
+    def setUp(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(self.listener.close)
+        port = self.listener.getsockname()[1]
+        self.ports = (range(port, port + 1),)
+        self.accepted: dict[socket.socket, socket.socket] = {}
+        self.inside: set[Pair] = {("home", "anna"), ("home", "bert")}
+        self.connections = self.make(Door(self.ports))
+
+    def make(self, door: Door) -> Connections:
+        made = Connections(reactor, {"home": door, "work": Door(())})
+        made.begin(os.getpid(), lambda pair: pair in self.inside)
+        self.addCleanup(made.stop)
+        return made
+
+    def connect(self) -> socket.socket:
+        link = socket.create_connection(self.listener.getsockname())
+        link.setblocking(False)
+        self.addCleanup(link.close)
+        self.accepted[link] = self.listener.accept()[0]
+        self.addCleanup(self.accepted[link].close)
+        return link
+
+    def line(self, link: socket.socket, email: str, inbound: str = "home", target: str = "tcp:a.test:80") -> None:
+        """The core says that this connection is that user's."""
+        self.say("{}:{}".format(*link.getsockname()), email, inbound, target)
+
+    def say(self, where: str, email: str, inbound: str = "home", target: str = "tcp:a.test:80") -> None:
+        self.connections.take(
+            f"2026/11/21 02:17:57.788507 from {where} accepted {target} [{inbound} >> direct] email: {email}"
+        )
+
+    def put_out(self, *keys: str) -> Deferred[None]:
+        pairs = [("home", key) for key in keys]
+        self.inside -= set(pairs)
+        return ensureDeferred(self.connections.end(self.connections.of(pairs)))
+
+    async def over(self, link: socket.socket) -> None:
+        """Wait until the connection is over; the test ends with a failure if it never is."""
+        while not ended(link):
+            await deferLater(reactor, 0.01)
+
+    async def test_only_his(self) -> None:
+        """The connections of who is out end, and nobody else's."""
+        anna, bert = self.connect(), self.connect()
+        self.line(anna, "Anna")
+        self.line(bert, "bert")
+        await self.put_out("anna")
+        self.assertTrue(ended(anna))
+        self.assertFalse(ended(bert))
+
+    async def test_late_line(self) -> None:
+        """A line that comes when its user is out already ends his connection, however late it is."""
+        link = self.connect()
+        await self.put_out("anna")
+        self.line(link, "anna")
+        await self.over(link)
+
+    async def test_late_line_takes_nothing(self) -> None:
+        """A line of somebody who is out does not take a connection from who is in."""
+        link = self.connect()
+        self.line(link, "bert")
+        await self.put_out("anna")
+        self.line(link, "anna")
+        await deferLater(reactor, connections.GATHER * 2)
+        self.assertFalse(ended(link))
+        await self.put_out("bert")
+        self.assertTrue(ended(link))
+
+    async def test_line_of_the_old_credential(self) -> None:
+        """After a change of credential a line tells of who came before it, and he is out, or of who came after it."""
+        before = self.connect()
+        await self.connections.suspect([("home", "anna")])
+        after = self.connect()
+        self.line(before, "anna")
+        self.line(after, "anna")
+        await self.over(before)
+        self.assertFalse(ended(after))
+
+    async def test_port_used_again(self) -> None:
+        """Of those who came from one port the newest has the connection."""
+        link = self.connect()
+        self.line(link, "anna")
+        self.line(link, "bert")
+        await self.put_out("anna")
+        self.assertFalse(ended(link))
+        await self.put_out("bert")
+        self.assertTrue(ended(link))
+
+    async def test_shared_connection(self) -> None:
+        """A connection that carries several users is not ended for one of them."""
+        self.connections = self.make(Door(self.ports, shared=True))
+        link = self.connect()
+        self.line(link, "anna")
+        self.line(link, "bert")
+        self.line(link, "anna")
+        await self.put_out("anna")
+        self.assertFalse(ended(link))
+
+    async def test_by_udp(self) -> None:
+        """Who came by UDP has no connection, even if somebody has one from the same port."""
+        self.connections = self.make(Door(self.ports, datagrams=True))
+        link = self.connect()
+        self.line(link, "bert")
+        self.line(link, "anna", target="udp:8.8.8.8:53")
+        await self.put_out("anna")
+        self.assertFalse(ended(link))
+
+    async def test_other_inbounds(self) -> None:
+        """The line of another inbound, managed or not, is not about a connection of this one."""
+        link = self.connect()
+        for inbound in ("work", "somebody else's"):
+            self.line(link, "anna", inbound)
+        await self.put_out("anna")
+        self.assertFalse(ended(link))
+
+    async def test_prune(self) -> None:
+        """Connections that ended are forgotten, those that live are not."""
+        self.patch(connections, "PRUNE", 0.01)
+        gone, live = self.connect(), self.connect()
+        self.line(gone, "anna")
+        self.line(live, "anna")
+        name = endpoint(*live.getsockname())
+        gone.close()
+        self.accepted[gone].close()
+        while self.connections.of([("home", "anna")]).keys() != {name}:
+            await deferLater(reactor, 0.01)
+
+    async def test_cap(self) -> None:
+        """There is a limit to what is remembered, and the oldest is forgotten for it."""
+        self.patch(connections, "CAP", 80)
+        for port in range(1, 1000):
+            self.say(f"10.0.0.1:{port}", "anna")
+        kept = self.connections.of([("home", "anna")]).keys()
+        self.assertLessEqual(len(kept), 80)
+        self.assertIn(endpoint("10.0.0.1", 999), kept)
+
+    async def test_core_that_is_gone(self) -> None:
+        """When the core ended nothing is left to be done, now or later."""
+        link = self.connect()
+        self.line(link, "anna")
+        self.connections.stop()
+        await self.put_out("anna")
+        self.assertFalse(ended(link))
+
+
+def ended(link: socket.socket) -> bool:
+    try:
+        return link.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True

@@ -1,0 +1,252 @@
+"""A driver without processes: its cores are nothing but their users, and do what a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock, deferLater
+
+from node.contract.accounts import Account, Accounts, Change, Refusal, Unusable, apply
+from node.contract.counters import Reading, Scope
+from node.contract.driver import End, Exit
+from node.errors import CoreFailed, InvalidConfig
+from protos.service_pb2 import BackendStatsResponse, Proxy, Trojan, User
+
+
+def person(email: str, password: str = "", *inbounds: str) -> User:
+    return User(email=email, proxies=Proxy(trojan=Trojan(password=password)), inbounds=inbounds)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Inbounds whose accounts are passwords."""
+
+    config: str
+    tags: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+    def account(self, tag: str, user: User) -> Account | None:
+        password = user.proxies.trojan.password
+        if password == "bad":
+            raise Unusable("the password is bad")
+        return Account(password.encode(), password.encode()) if password else None
+
+
+class Gate:
+    """Passes, or holds whoever comes while it is shut."""
+
+    def __init__(self) -> None:
+        self.shut = False
+        self._waiting: list[Deferred[None]] = []
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    async def passed(self) -> None:
+        if self.shut:
+            waiter: Deferred[None] = Deferred()
+            self._waiting.append(waiter)
+            try:
+                await waiter
+            finally:
+                if waiter in self._waiting:
+                    self._waiting.remove(waiter)
+
+    def open(self) -> None:
+        """Let all pass, from now on too."""
+        self.shut = False
+        self.let_through()
+
+    def let_through(self) -> None:
+        """Let those pass who wait."""
+        for waiter in list(self._waiting):
+            waiter.callback(None)
+
+
+class MemoryGeneration:
+    """A core. `silent`: it lives and answers nothing. `audits`: what looks at its own users find, one after another."""
+
+    def __init__(self, clock: Clock, plan: MemoryPlan, accounts: Mapping[str, Accounts], stopping: Gate) -> None:
+        self.plan = plan
+        self.accounts = {tag: dict(users) for tag, users in accounts.items()}
+        self.uncounted: frozenset[Scope] = frozenset()
+        self.warnings: list[str] = []
+        self.alive = True
+        self.silent = False
+        self.wound_down = False
+        self.counts: dict[str, int] = {}
+        self.killed = False
+        self.asked = 0
+        self.audited = 0
+        self.audits: list[Callable[[dict[str, Accounts]], int] | CoreFailed] = []
+        self._clock = clock
+        self._stopping = stopping
+        self._exit: Exit | None = None
+        self._waiting: list[Deferred[Exit]] = []
+
+    def when_exited(self) -> Deferred[Exit]:
+        waiter: Deferred[Exit] = Deferred()
+        self._waiting.append(waiter)
+        if self._exit:
+            waiter.callback(self._exit)
+        return waiter
+
+    def die(self, code: int = -9) -> None:
+        """The process is gone."""
+        if self.alive:
+            self.alive, self._exit = False, Exit(code, ())
+            for waiter in self._waiting:
+                if not waiter.called:
+                    waiter.callback(self._exit)
+
+    async def counters(self) -> Reading:
+        return dict(self.counts)
+
+    async def online(self, key: str) -> Mapping[str, int]:
+        return {}
+
+    async def online_count(self, key: str) -> int:
+        return 0
+
+    def free(self, changes: Sequence[Change]) -> list[Change]:
+        return list(changes)
+
+    async def backend_stats(self) -> BackendStatsResponse:
+        return BackendStatsResponse()
+
+    async def answers(self, seconds: float) -> bool:
+        self.asked += 1
+        late = self._clock.seconds() + seconds
+        while self.alive and self.silent and self._clock.seconds() < late:
+            await deferLater(self._clock, 0.125)
+        return self.alive and not self.silent
+
+    async def audit(self) -> int:
+        self.audited += 1
+        if not self.audits:
+            return 0
+        found = self.audits.pop(0)
+        if isinstance(found, CoreFailed):
+            raise found
+        return found(self.accounts)
+
+    def kill(self) -> None:
+        self.killed = True
+        self.die()
+
+    async def wind_down(self) -> None:
+        self.wound_down = True
+
+    async def stop(self) -> None:
+        await self._stopping.passed()
+        self.die(0)
+
+
+class MemoryRecord:
+    """Satisfies `node.backend.record.Record`: what would be on disk. `gate` is what `flush` waits at."""
+
+    def __init__(self) -> None:
+        self.request = b""
+        self.kept: dict[str, bytes] = {}
+        self.written = 0
+        self.gate = Gate()
+
+    def accept(self, request: bytes) -> None:
+        self.request = request
+
+    def forget(self) -> None:
+        self.request, self.kept = b"", {}
+
+    def users(self, changed: Mapping[str, bytes | None], clean: bool = False) -> None:
+        if clean:
+            self.kept = {}
+        for key, packed in changed.items():
+            self.written += 1
+            self.kept.pop(key, None)
+            if packed is not None:
+                self.kept[key] = packed
+
+    async def flush(self) -> None:
+        await self.gate.passed()
+
+
+class MemoryDriver:
+    """Satisfies `Driver`. A configuration is the tags of its inbounds, with commas, and then words.
+
+    `bad` is refused when it is read, `unbuildable` when it is checked beside a running core. `faults` are what the next
+    launches fail with. `launching`, `stopping` and `applying` are gates; `fault` is what batches fail with. A silent
+    core takes none of a batch, which is known after `CALL` seconds; `unable`: no core takes a removal while it runs.
+    """
+
+    CALL = 5.0
+
+    name = "memory"
+    window = 0.0
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock = clock or Clock()
+        self.cores: list[MemoryGeneration] = []
+        self.launches: list[float] = []
+        self.patience: list[float] = []
+        self.faults: list[Exception] = []
+        self.batches: list[Sequence[Change]] = []
+        self.fault: Exception | None = None
+        self.unable = False
+        self.reading, self.launching, self.stopping, self.applying = Gate(), Gate(), Gate(), Gate()
+
+    @property
+    def running(self) -> list[MemoryGeneration]:
+        return [core for core in self.cores if core.alive]
+
+    def fingerprint(self, config_text: str) -> str:
+        return " ".join(config_text.split())
+
+    async def version(self) -> str:
+        return "1"
+
+    async def prepare(self, config_text: str, exclude: frozenset[str]) -> MemoryPlan:
+        await self.reading.passed()
+        tags, *words = config_text.split() or ["a,b"]
+        if "bad" in words:
+            raise InvalidConfig("the core cannot read it")
+        return MemoryPlan(config_text, tuple(tag for tag in tags.split(",") if tag not in exclude))
+
+    async def check(self, plan: MemoryPlan) -> None:
+        if "unbuildable" in plan.config.split():
+            raise InvalidConfig("the core cannot build it")
+
+    async def launch(self, plan: MemoryPlan, target: Mapping[str, Accounts], seconds: float) -> MemoryGeneration:
+        assert not self.running, "two cores at once"
+        assert set(target) == set(plan.tags), "users of another configuration"
+        self.launches.append(self.clock.seconds())
+        self.patience.append(seconds)
+        core = MemoryGeneration(self.clock, plan, target, self.stopping)
+        await self.launching.passed()
+        if self.faults:
+            raise self.faults.pop(0)
+        self.cores.append(core)
+        return core
+
+    async def apply(
+        self, generation: MemoryGeneration, changes: Sequence[Change], end: End
+    ) -> tuple[MemoryGeneration, list[Refusal]]:
+        assert {change.tag for change in changes} <= set(generation.plan.tags), "changes for another configuration"
+        self.batches.append(changes)
+        await self.applying.passed()
+        if self.fault:
+            raise self.fault
+        if generation.silent:
+            await deferLater(self.clock, self.CALL)
+        refused = [change for change in changes if self._refuses(generation, change)]
+        generation.accounts = apply([change for change in changes if change not in refused], generation.accounts)
+        return generation, [Refusal(change.key, "the core says no") for change in refused]
+
+    def _refuses(self, core: MemoryGeneration, change: Change) -> bool:
+        stuck = self.unable and change.key in core.accounts[change.tag]
+        return stuck or core.silent or not core.alive or change.packed == b"refused"
+
+    def sweep(self) -> list[int]:
+        return []

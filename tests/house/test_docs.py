@@ -1,0 +1,170 @@
+"""The documents: the README's examples run as they stand, tables are what the code says, and what is named exists."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from node import __version__
+from node.api.methods import METHODS
+from node.certificate import ensure, ensure_api_key
+from node.errors import KINDS
+from node.settings import SETTINGS
+from tests.harness.curl import programs_with_curl
+from tests.harness.node import NodeProcess
+from tests.harness.ports import free_port
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
+ENVIRONMENT = {"PYTHONPATH": str(ROOT)}
+
+
+def text(page: str) -> str:
+    return (ROOT / page).read_text()
+
+
+def example(language: str, word: str) -> str:
+    """The one block of the README in this language that has this word."""
+    blocks = re.findall(rf"^```{language}\n(.*?)^```$", text("README.md"), re.DOTALL | re.MULTILINE)
+    [block] = [block for block in blocks if word in block]
+    return str(block)
+
+
+def run(command: Sequence[str], directory: Path, programs: Path | None = None) -> str:
+    """What a command prints. Raises `AssertionError` with what it said if it fails."""
+    done = subprocess.run(
+        command,
+        cwd=directory,
+        env={**ENVIRONMENT, "PATH": f"{programs}:{os.environ['PATH']}" if programs else os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command[0]} ended with {done.returncode}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+class Clone:
+    """A clone as the README has it after `scripts/run`: `.venv`, `protos`, `var`, and a node on ports of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        (directory / ".venv").symlink_to(sys.prefix)
+        (directory / "protos").symlink_to(ROOT / "protos")
+        ensure(directory / "var")
+        self.key = ensure_api_key(directory / "var" / "api_key")
+        # Without these four the node takes what is in var, as `scripts/run` has it.
+        self.node = NodeProcess(directory, STATE_DIR="", API_KEY="", SSL_CERT_FILE="", SSL_KEY_FILE="")
+        self._ports = {"62050": self.node.grpc_port, "62051": self.node.rest_port, "21443": free_port()}
+
+    def here(self, block: str) -> str:
+        """The example with this clone's ports."""
+        for documented, port in self._ports.items():
+            block = block.replace(documented, str(port))
+        return block
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Iterator[Clone]:
+    place = Clone(tmp_path)
+    with place.node:
+        yield place
+
+
+def test_the_curl_example_prints_what_the_node_is(clone: Clone) -> None:
+    """The block that asks with curl runs as it stands, and prints the state and the node's version."""
+    programs = programs_with_curl(clone.directory / "bin")
+    printed = run(["bash", "-euo", "pipefail", "-c", clone.here(example("sh", "curl"))], clone.directory, programs)
+    assert 'state: "stopped"' in printed
+    assert f'version: "{__version__}"' in printed
+
+
+def test_the_python_example_runs_a_core(clone: Clone) -> None:
+    """The block in Python runs as it stands: the core starts, the user has both rows of zeros, the core stops."""
+    (clone.directory / "example.py").write_text(clone.here(example("python", "import grpc")))
+    printed = run([".venv/bin/python", "example.py"], clone.directory).splitlines()
+    assert re.fullmatch(r"xray [\d.]+ running", printed[0])
+    assert sorted(printed[1:3]) == ["alice downlink 0 bytes", "alice uplink 0 bytes"]
+    assert printed[3:] == ["stopped"]
+    assert not clone.node.core_pids()
+
+
+def test_the_two_commands_are_there() -> None:
+    """What the README calls the two commands can be executed."""
+    for command in shlex.split(example("sh", "scripts/run"), comments=True):
+        assert os.access(ROOT / command, os.X_OK), f"{command} is not there, or not executable"
+
+
+def test_the_tables_are_what_the_code_says() -> None:
+    """`scripts/docs` would change nothing."""
+    run([sys.executable, "scripts/docs", "--check"], ROOT)
+
+
+def test_every_operation_error_and_setting_is_in_its_page() -> None:
+    """No row of METHODS, KINDS or SETTINGS is missing, whatever makes the tables."""
+    interface, settings = text("docs/interface.md"), text("docs/settings.md")
+    for method in METHODS:
+        assert f"`{method.name}` | `{' or '.join(method.verbs)} {method.path}`" in interface
+    for kind in KINDS:
+        assert f"`{kind.code}` | {kind.http} | `{kind.grpc}`" in interface
+    for setting in SETTINGS:
+        assert f"| `{setting.name}` |" in settings
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every link into the repository has its file, and every link into a page its heading."""
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        if target.startswith("https://"):
+            continue
+        name, _, anchor = target.partition("#")
+        file = page.parent / name if name else page
+        assert file.is_file(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(file), f"{page.name} links to {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as links name them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_names_exists(page: Path) -> None:
+    """Files of the repository and modules to be run are named as they are."""
+    words = page.read_text()
+    for file in re.findall(r"`((?:node|drivers|protos|docs|deploy|scripts)/[\w./-]+)`", words):
+        assert (ROOT / file).exists(), f"{page.name} names {file}"
+    for module in re.findall(r"python -m ([a-z_]+\.[a-z_]+)", words):
+        assert importlib.util.find_spec(module), f"{page.name} runs {module}"
+
+
+def test_every_module_is_in_the_architecture() -> None:
+    """A picture or a table of docs/architecture.md knows every module of the node."""
+    architecture = text("docs/architecture.md")
+    for module in (ROOT / "node").glob("[a-z]*.py"):
+        assert re.search(rf"\b{module.stem}\b", architecture), f"docs/architecture.md does not know {module.name}"
+
+
+def test_the_install_page_fits_the_unit() -> None:
+    """docs/install.md puts things where deploy/node.service looks for them."""
+    install, unit = text("docs/install.md"), text("deploy/node.service")
+    for place in ("/opt/txnode/.venv", "TXNODE_CORES=/opt/txnode/cores", "/etc/txnode/node.env"):
+        assert place in install
+        assert place in unit
+    assert "STATE_DIR=%S/txnode" in unit
+    assert "node.certificate /var/lib/txnode" in install
+
+
+def test_the_changelog_has_this_version() -> None:
+    """The version of the package has a section."""
+    assert re.search(rf"^## \[{re.escape(__version__)}\] - ", text("CHANGELOG.md"), re.MULTILINE)

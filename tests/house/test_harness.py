@@ -1,0 +1,169 @@
+"""The harness itself, with two real Xrays face to face and no node between them."""
+
+from __future__ import annotations
+
+import base64
+import os
+import random
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+
+import pytest
+
+from node.api.framing import delimited as cut
+from protos import service_pb2
+from tests.harness import certs, socks, transfer
+from tests.harness.backend import chunks, user
+from tests.harness.core import Xray, XrayClient, server_config
+from tests.harness.cover import CoverServer
+from tests.harness.echo import EchoServer
+from tests.harness.inbounds import NAMES, SERVER_NAME, Kind, kinds, with_users
+from tests.harness.node import NodeProcess
+from tests.harness.ports import free_port
+from tests.harness.process import Child
+from tests.harness.rest import delimited
+from tests.harness.users import TestUser, shadowsocks_2022_key
+from tests.harness.wait import until
+
+USER = TestUser.new("42")
+STRANGER = TestUser.new("43")
+MEGABYTE = 1024 * 1024
+PAYLOAD = random.Random(1).randbytes(MEGABYTE)
+
+
+@pytest.fixture(scope="module")
+def cover(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoverServer]:
+    with CoverServer(tmp_path_factory.mktemp("cover")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def all_kinds(tmp_path_factory: pytest.TempPathFactory, cover: CoverServer) -> Mapping[str, Kind]:
+    return kinds(certs.make(tmp_path_factory.mktemp("inbounds"), [SERVER_NAME]), cover.port)
+
+
+@pytest.fixture(scope="module")
+def echo() -> Iterator[EchoServer]:
+    with EchoServer() as server:
+        yield server
+
+
+@contextmanager
+def server(kind: Kind, port: int, cover: CoverServer) -> Iterator[Xray]:
+    """An Xray that lets USER in, ready for him."""
+    config = server_config([with_users(kind.inbound(port, "in"), [kind.account(USER)])])
+    with ExitStack() as stack:
+        with cover.looked_at() if kind.reality else nullcontext():
+            running = stack.enter_context(Xray(config))
+        yield running
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kind_carries(name: str, all_kinds: Mapping[str, Kind], cover: CoverServer, echo: EchoServer) -> None:
+    """A user of the inbound reaches the destination over TCP and UDP with every byte right, in both directions."""
+    kind, port, socks_port = all_kinds[name], free_port(), free_port()
+    outbound = kind.outbound(port, USER, source="127.0.0.2")
+    with server(kind, port, cover), XrayClient({socks_port: outbound}):
+        with transfer.connect(socks_port, echo) as link:
+            transfer.echo(link, PAYLOAD)
+            transfer.download(link, MEGABYTE)
+            transfer.upload(link, MEGABYTE)
+        with socks.UdpAssociation(socks_port) as association:
+            transfer.udp_echo(association, PAYLOAD[:1000], echo)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kind_keeps_out(name: str, all_kinds: Mapping[str, Kind], cover: CoverServer, echo: EchoServer) -> None:
+    """A user whom the inbound does not know reaches nothing, where one whom it knows goes through."""
+    kind, port, socks_port = all_kinds[name], free_port(), free_port()
+    before = echo.connections
+    with server(kind, port, cover):
+        with XrayClient({socks_port: kind.outbound(port, STRANGER)}), pytest.raises(OSError):
+            transfer.connect(socks_port, echo, timeout=0.5)
+        with XrayClient({socks_port: kind.outbound(port, USER)}):
+            transfer.connect(socks_port, echo).close()
+    assert echo.connections == before + 1
+
+
+def test_echo_counts(echo: EchoServer) -> None:
+    """The echo server counts what went through it to the byte, command lines included."""
+    received, sent = echo.received, echo.sent
+    with socket.create_connection((echo.host, echo.port)) as link:
+        transfer.echo(link, PAYLOAD[:1000])
+        transfer.download(link, 5000)
+        transfer.upload(link, 70_000)
+    assert echo.received - received == len("echo 1000\n") + 1000 + len("give 5000\n") + len("take 70000\n") + 70_000
+    assert echo.sent - sent == 1000 + 5000 + len("taken\n")
+
+
+def test_echo_ends_connections() -> None:
+    """The destination can end its connections, and leaves none behind."""
+    with EchoServer("::1") as server, socket.create_connection((server.host, server.port)) as link:
+        transfer.echo(link, b"hello")
+        server.drop()
+        assert link.recv(1) == b""
+        until(lambda: server.live == 0, what="the connection is gone")
+
+
+def test_ports_are_given_once() -> None:
+    """No port is given out twice, and none that an outgoing connection could have."""
+    ports = [free_port() for _ in range(50)]
+    beyond = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert len(set(ports)) == len(ports)
+    assert all(10_000 <= port < beyond for port in ports)
+
+
+def test_refused_config_is_told() -> None:
+    """A core that does not start fails the test with its own words, at once."""
+    with pytest.raises(AssertionError, match="unknown config id: nonsense"):
+        Xray(server_config([{"port": free_port(), "protocol": "nonsense"}]))
+
+
+def test_child_that_ignores_term() -> None:
+    """A child that does not end by TERM is killed, and the test fails."""
+    child = Child(["/bin/sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done"], {"PATH": os.defpath})
+    until(lambda: child.lines, what="the child is ready")
+    with pytest.raises(AssertionError, match="does not end within"):
+        child.stop(timeout=0.2)
+    assert not child.running
+
+
+def test_shadowsocks_2022_key() -> None:
+    """A password that is a key already is taken as it is; every other becomes one, as in deployed controllers."""
+    key = base64.b64encode(bytes(range(16))).decode()
+    assert shadowsocks_2022_key(key, 16) == key
+    assert shadowsocks_2022_key(key, 32) != key
+    assert shadowsocks_2022_key("secret", 16) == "K7gNU3sdo+OL0wNhqoVWhg=="
+
+
+def test_user_of_many_inbounds(all_kinds: Mapping[str, Kind]) -> None:
+    """A controller's user carries the credentials of all its inbounds, and none when there are none."""
+    message = user(USER, {"a b": all_kinds["vless-reality-vision"], "c": all_kinds["shadowsocks-chacha20"]})
+    assert list(message.inbounds) == ["a b", "c"]
+    assert message.proxies.vless.flow == "xtls-rprx-vision"
+    assert message.proxies.shadowsocks.method == "chacha20-ietf-poly1305"
+    assert not user(USER, {}).HasField("proxies")
+
+
+def test_chunks_are_numbered() -> None:
+    """Chunks count from 0 and only the last one is marked; nobody at all is one empty chunk."""
+    users = [user(TestUser.new(str(n)), {}) for n in range(5)]
+    assert [(len(c.users), c.index, c.last) for c in chunks(users, 2)] == [(2, 0, False), (2, 1, False), (1, 2, True)]
+    assert [(len(c.users), c.index, c.last) for c in chunks([])] == [(0, 0, True)]
+
+
+def test_chunks_on_the_wire() -> None:
+    """What the harness sends for a chunked sync is what the node cuts into the same messages."""
+    sent = chunks([user(TestUser.new(str(n)), {}) for n in range(250)])
+    assert [service_pb2.UsersChunk.FromString(body) for body in cut(b"".join(delimited(sent)))] == sent
+
+
+def test_node_that_ends_is_told(tmp_path: Path) -> None:
+    """A node that does not come up fails the test with its own words, without waiting for the deadline."""
+    before = time.monotonic()
+    with pytest.raises(AssertionError, match="it ended with"), NodeProcess(tmp_path, API_KEY="short"):
+        pass
+    assert time.monotonic() - before < 10

@@ -1,0 +1,302 @@
+"""The architecture, held over the syntax trees: imports point one way, and each dangerous thing has its one place."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# Lowest first: a module imports only what stands in its own row or above it. What of node/ is in no row, is BACKEND.
+ROWS = (
+    {"protos"},
+    {"node", "node.errors", "node.settings"},
+    {
+        "node.aio",
+        "node.api.auth",
+        "node.certificate",
+        "node.api.framing",
+        "node.traffic.ledger",
+        "node.logs",
+        "node.periodic",
+        "node.state.directory",
+        "node.machine.system",
+        "node.machine.systemd",
+        "node.transport.tls",
+        "node.backend.roster",
+    },
+    {"drivers"},
+    set[str](),
+    {"node.transport.rest", "node.transport.rpc", "node.transport.serving", "node.transport.site", "node.cli"},
+    {"node.tap"},
+    {"twisted.plugins"},
+    # For whoever calls a node; nothing of the node imports it.
+    {"node.client"},
+)
+BACKEND = 4
+# What the client may know of the node: the interface, and the bridge to gRPC's thread.
+FOR_CLIENTS = {"node.aio", "node.api.auth", "node.errors", "node.api.framing", "node.logs", "node.api.methods"}
+# What a driver may know of the node.
+FOR_DRIVERS = {"node.errors", "node.logs", "node.aio", "node.backend.roster", "node.traffic.ledger"}
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@functools.cache
+def modules() -> dict[str, ast.Module]:
+    """The syntax trees of the product by module, without the generated ones."""
+    paths = [path for top in ("node", "drivers", "protos", "twisted") for path in (ROOT / top).rglob("*.py")]
+    return {name_of(path): ast.parse(path.read_text(), str(path)) for path in paths if not path.stem.endswith("_pb2")}
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """All that is imported anywhere in a module, by full name: `from a import b` is "a.b"."""
+    for statement in ast.walk(tree):
+        if isinstance(statement, ast.Import):
+            yield from (alias.name for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom):
+            assert statement.level == 0, "relative imports hide where they point"
+            yield from (f"{statement.module}.{alias.name}" for alias in statement.names)
+
+
+def within(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def who_imports(*packages: str) -> set[str]:
+    """The modules that import one of these, or anything in it."""
+    return {
+        name
+        for name, tree in modules().items()
+        if any(within(found, package) for found in imported(tree) for package in packages)
+    }
+
+
+@functools.cache
+def own_imports(name: str) -> frozenset[str]:
+    """The modules of ours that a module imports."""
+    known = modules().keys() | {"protos.service_pb2", "protos.xray_pb2", "protos.sing_box_pb2"}
+    found = set()
+    for target in imported(modules()[name]):
+        parts = target.split(".")
+        prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+        if (module := next((prefix for prefix in prefixes if prefix in known), None)) is not None:
+            found.add(module)
+    return frozenset(found - {name})
+
+
+def row(name: str) -> int:
+    """Where a module stands."""
+    prefixes = [name.rsplit(".", cut)[0] for cut in range(name.count(".") + 1)]
+    for prefix in prefixes:
+        for number, names in enumerate(ROWS):
+            if prefix in names and (prefix != "node" or name == "node"):
+                return number
+    assert within(name, "node"), f"{name} has no place in ROWS"
+    return BACKEND
+
+
+def who_uses(matches: Callable[[ast.AST], bool]) -> set[str]:
+    """The modules that have such a node in their syntax tree."""
+    return {name for name, tree in modules().items() if any(map(matches, ast.walk(tree)))}
+
+
+def attribute(*names: str, of: str = "") -> Callable[[ast.AST], bool]:
+    """Whether something is an attribute of one of these names, where `of` is given: of the thing of that name."""
+    return lambda node: (
+        isinstance(node, ast.Attribute)
+        and node.attr in names
+        and (not of or (isinstance(node.value, ast.Name) and node.value.id == of))
+    )
+
+
+def drivers_below(name: str) -> str:
+    """The package of the core that a module of `drivers` belongs to; empty for what is common to all."""
+    parts = name.split(".")
+    package = ".".join(parts[:2])
+    return package if parts[0] == "drivers" and len(parts) > 1 and (ROOT / package.replace(".", "/")).is_dir() else ""
+
+
+def test_the_product_is_read() -> None:
+    """These tests look at the real modules."""
+    assert {"node.tap", "node.api.operations", "drivers.process.child", "drivers.xray.config"} <= modules().keys()
+    assert own_imports("node.tap") >= {"node.settings", "node.api.operations", "drivers.registry"}
+    assert [
+        row(name)
+        for name in ("protos.service_pb2", "node.errors", "drivers.xray.api", "node.backend.runner", "node.tap")
+    ] == [
+        0,
+        1,
+        3,
+        BACKEND,
+        6,
+    ]
+
+
+@pytest.mark.parametrize("name", modules())
+def test_imports_point_one_way(name: str) -> None:
+    """No module imports one that stands above it."""
+    assert {target for target in own_imports(name) if row(target) > row(name)} == set()
+
+
+def test_no_circles() -> None:
+    """No module imports itself by way of others."""
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join([*path, name])
+        if name not in done and name in modules():
+            for target in own_imports(name):
+                visit(target, (*path, name))
+            done.add(name)
+
+    done: set[str] = set()
+    for name in modules():
+        visit(name, ())
+
+
+def test_transports_do_not_know_each_other() -> None:
+    """REST and gRPC share what is behind them, nothing else."""
+    rest, rpc = {"node.transport.rest", "node.transport.site"}, {"node.transport.rpc", "node.transport.serving"}
+    for one, other in ((rest, rpc), (rpc, rest)):
+        assert not {target for name in one for target in own_imports(name)} & other
+
+
+@pytest.mark.parametrize("name", [name for name in modules() if within(name, "node.client")])
+def test_the_client_knows_the_interface(name: str) -> None:
+    """A client knows what travels, not who serves it."""
+    others = {target for target in own_imports(name) if not within(target, "node.client")}
+    assert others <= FOR_CLIENTS | {"protos.service_pb2"}
+
+
+@pytest.mark.parametrize("name", [name for name in modules() if within(name, "drivers")])
+def test_drivers_know_little_of_the_node(name: str) -> None:
+    """A driver knows errors, logs, the bridge, users and counters of the node; of other drivers nothing."""
+    targets = own_imports(name)
+    assert {target for target in targets if within(target, "node")} <= FOR_DRIVERS
+    others = {drivers_below(target) for target in targets} - {"", drivers_below(name)}
+    assert others == set() or name == "drivers.registry"
+
+
+@pytest.mark.parametrize("name", [name for name in modules() if within(name, "node") and name != "node.tap"])
+def test_only_the_wiring_knows_which_cores_there_are(name: str) -> None:
+    """The node knows what a driver is, not which ones there are; a new core is one line of the registry."""
+    assert {target for target in own_imports(name) if within(target, "drivers")} <= {"node.contract.driver"}
+
+
+def named(tree: ast.Module) -> Iterator[str]:
+    """Every name, attribute and text of a module, documentation left out."""
+    documentation = {
+        id(body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(body := getattr(node, "body", None), list) and body and isinstance(body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        for field in ("id", "attr", "name", "arg", "value"):
+            value = getattr(node, field, None)
+            if isinstance(value, str) and id(node) not in documentation:
+                yield value
+
+
+@pytest.mark.parametrize("name", [name for name in modules() if within(name, "node")])
+def test_the_node_names_no_core(name: str) -> None:
+    """Outside the settings of drivers and the interface's own number of the default core, no core is named."""
+    cores = [word for word in named(modules()[name]) if "xray" in word.lower() or "sing_box" in word.lower()]
+    if name == "node.settings":
+        cores = [word for word in cores if not word.startswith(("XRAY_", "SING_BOX_"))]
+        cores = [word for word in cores if not word.startswith("the Xray to run")]
+    if name == "node.api.operations":
+        cores = [word for word in cores if word != "XRAY"]
+    assert cores == []
+
+
+def test_the_registry_is_in_its_place() -> None:
+    """REGISTRY is made in one place and has every package of a core."""
+
+    def assigns(node: ast.AST) -> bool:
+        return isinstance(node, ast.Name) and node.id == "REGISTRY" and isinstance(node.ctx, ast.Store)
+
+    assert who_uses(assigns) == {"drivers.registry"}
+    packages = {drivers_below(name) for name in modules()} - {""}
+    assert {drivers_below(target) for target in own_imports("drivers.registry")} - {""} == packages
+
+
+# One place for each thing
+
+API = {name for name in modules() if within(name, "drivers") and name.endswith(".api")}
+OVER_REST = {"node.client.rest", "node.client.body", "node.client.way"}
+
+
+@pytest.mark.parametrize(
+    ("packages", "allowed"),
+    [
+        (["threading", "concurrent", "multiprocessing", "queue"], {"node.aio"}),
+        (["asyncio"], {"node.aio", "node.transport.rpc", "node.transport.serving", "node.client.rpc"} | API),
+        (["klein"], {"node.transport.rest"}),
+        (
+            ["twisted.web", "werkzeug"],
+            {"node.transport.rest", "node.transport.site", "drivers.sing_box.live"} | OVER_REST,
+        ),
+        (["twisted.web.client"], {"drivers.sing_box.live"} | OVER_REST),
+        (["treq"], {"node.client.rest"}),
+        (
+            ["grpc", "grpc_health", "grpc_reflection"],
+            {"node.aio", "node.transport.rpc", "node.transport.tls", "node.client.rpc"} | API,
+        ),
+        (["psutil"], {"node.machine.system", "node.certificate", "drivers.process.child"}),
+        (["subprocess"], {"drivers.install", "drivers.install.wheels"}),
+        (["sqlite3"], {"node.state.database"}),
+        (["urllib.request", "http.client"], {"drivers.install.archive", "drivers.install"}),
+        (["requests", "dotenv", "pickle", "marshal"], set()),
+    ],
+    ids=lambda names: " ".join(sorted(names)),
+)
+def test_who_may_import(packages: list[str], allowed: set[str]) -> None:
+    """Threads, web, gRPC, processes and the network each are the business of a few modules."""
+    assert who_imports(*packages) <= allowed
+
+
+def test_who_spawns() -> None:
+    """Cores are spawned in one place, which knows how not to fork; the leash alone becomes another program."""
+    assert who_uses(attribute("spawnProcess")) == {"drivers.process.child"}
+    assert who_uses(attribute("fork", "forkpty", "system", "popen", "posix_spawn", "posix_spawnp", of="os")) == set()
+    assert who_uses(attribute("execv", "execve", "execvp", "execl")) == {"drivers.process.leash"}
+
+
+def test_who_reads_the_environment() -> None:
+    """The environment is read by the settings and the installer, a program of its own; the bridge sets gRPC's."""
+    readers = who_uses(attribute("environ", "environb", "getenv", of="os"))
+    assert readers - {"drivers.install"} == {"node.settings", "node.aio"}
+    assert who_imports("os.environ", "os.getenv", "os.environb") == set()
+    lines = ast.unparse(modules()["node.aio"]).splitlines()
+    assert [line for line in lines if "environ" in line and not line.startswith(("'", '"'))] == [
+        "os.environ.setdefault('GRPC_ENABLE_FORK_SUPPORT', '0')",
+        "os.environ.setdefault('GRPC_VERBOSITY', 'NONE')",
+    ]
+
+
+def test_who_logs() -> None:
+    """Every log is written by the logger that makes texts of others printable."""
+    assert who_imports("twisted.logger", "logging") == {"node.logs"}
+
+
+def test_who_crosses_threads() -> None:
+    """Only the bridge hands work to another thread's loop; beside it stand the reactor's pool and a signal handler."""
+    assert who_uses(attribute("call_soon_threadsafe", "run_coroutine_threadsafe")) == {"node.aio"}
+    assert who_uses(attribute("callFromThread", "blockingCallFromThread")) <= {"node.aio", "node.tap"}
+
+
+def test_the_plugin_directory_is_no_package() -> None:
+    """Twisted finds plugins of several projects only where none claims the directory."""
+    assert {path.name for path in (ROOT / "twisted").rglob("*.py")} == {"node_plugin.py"}
+
+
+def test_no_module_for_everything() -> None:
+    """There is no place for what has none."""
+    assert not [name for name in modules() if name.rsplit(".", 1)[-1] in ("utils", "util", "helpers", "common", "misc")]

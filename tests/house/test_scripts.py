@@ -1,0 +1,127 @@
+"""`scripts/run` from outside: what it shows the first time, what it says, and that nothing of it is left behind.
+
+It runs in this checkout, with this environment's packages, and with a state and ports of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+
+from node.settings import SETTINGS
+from tests.harness.core import find_xray
+from tests.harness.curl import programs_with_curl
+from tests.harness.ports import free_port
+from tests.harness.process import Child
+
+_SCRIPT = Path(__file__).parents[2] / "scripts" / "run"
+_SIZE = 8 * 1024 * 1024
+
+# Tests that run in the background of a shell ignore SIGINT, their children inherit that, and bash cannot undo it.
+_WITH_CTRL_C = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+class Run(Child):
+    """`scripts/run` with these arguments, called from a directory that is not the clone."""
+
+    def __init__(self, environment: Mapping[str, str], *arguments: str) -> None:
+        command = [sys.executable, "-c", _WITH_CTRL_C, str(_SCRIPT), *arguments]
+        super().__init__(command, environment, directory=Path(environment["STATE_DIR"]).parent)
+
+    def until_line(self, beginning: str) -> str:
+        """The line that begins so, when it is there."""
+        pattern = re.compile(rf"^  {beginning} +(.*)$", re.MULTILINE)
+        self.ready(lambda: pattern.search(self.output), 30, f"a line {beginning!r}")
+        found = pattern.search(self.output)
+        assert found
+        return found[1]
+
+    def ends(self, number: signal.Signals, group: bool = False) -> int:
+        """Send the signal to the script alone, or to its group as a terminal does. The status, when all is gone."""
+        family = psutil.Process(self.pid).children(recursive=True)
+        assert family, self.output
+        os.killpg(self.pid, number) if group else os.kill(self.pid, number)
+        status = self.wait(20)
+        _, left = psutil.wait_procs(family, timeout=3)
+        assert not left, f"{left}\n{self.output}"
+        return status
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Mapping[str, str]:
+    """CI's, with OpenSSL's own meaning of SSL_CERT_FILE, and with a program on PATH that is called xray and is none."""
+    programs = tmp_path / "bin"
+    _program(programs / "xray", "#!/bin/sh\necho something else\n")
+    programs_with_curl(programs)
+    authorities = tmp_path / "authorities.pem"
+    authorities.touch()
+    outside = {name: value for name, value in os.environ.items() if name not in {s.name for s in SETTINGS}}
+    ours = {
+        "CI": "true",
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "SSL_CERT_FILE": str(authorities),
+        "TXNODE_VENV": sys.prefix,
+        "STATE_DIR": str(tmp_path / "var"),
+        "REST_PORT": str(free_port()),
+        "GRPC_PORT": str(free_port()),
+    }
+    chosen = {"XRAY_EXECUTABLE_PATH": str(find_xray())} if "TXNODE_TEST_XRAY" in os.environ else {}
+    return outside | ours | chosen
+
+
+def _program(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def test_first_call_shows_the_main_job_and_the_second_only_serves(environment: Mapping[str, str]) -> None:
+    """The first counts 8 MiB from 127.0.0.2; its curl line works when pasted; both end whole, by Ctrl-C and by TERM."""
+    with Run(environment) as run:
+        run.until_line("stop")
+        assert _number(run.until_line("counted")) >= _SIZE
+        assert "127.0.0.2" in run.until_line("online")
+        assert re.search(r"from 127\.0\.0\.2:\d+ accepted .* email: demo", run.output)
+        pasted = subprocess.run(
+            ["bash", "-c", run.until_line("try")], env=environment, cwd="/", capture_output=True, text=True, check=True
+        )
+        assert not pasted.stderr
+        assert {"xray", "stopped"} <= set(pasted.stdout.splitlines())
+        assert run.ends(signal.SIGINT, group=True) == 130
+    with Run(environment) as run:
+        run.until_line("stop")
+        assert "backend" not in run.output
+        assert run.ends(signal.SIGTERM) == 143
+
+
+def _number(text: str) -> int:
+    """The first number with thousands separators in the text."""
+    return int(re.findall(r"\d[\d,]*", text)[0].replace(",", ""))
+
+
+def test_ctrl_c_inside_the_demonstration_leaves_nothing(environment: Mapping[str, str]) -> None:
+    """While two cores run, the node's and the client's, Ctrl-C ends both, and the backend is stopped in good order."""
+    with Run(environment) as run:
+        run.until_line("backend")
+        assert run.ends(signal.SIGINT, group=True) == 130
+    assert "a controller asked for it" in (Path(environment["STATE_DIR"]) / "node.log").read_text()
+
+
+def test_a_taken_port_ends_the_script_with_the_nodes_words(environment: Mapping[str, str]) -> None:
+    """Whoever has the port is not taken for the node."""
+    with socket.create_server(("", int(environment["REST_PORT"]))), Run(environment) as run:
+        assert run.wait(30) == 1
+    assert re.search(rf"^txnode cannot start: .*{environment['REST_PORT']}", run.output, re.MULTILINE)

@@ -1,0 +1,123 @@
+"""The real core's own list of users: drift behind the node's back is seen and repaired on every kind of inbound."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorFromThreads
+from twisted.trial.unittest import TestCase
+
+from drivers.xray.api import Api, Operation
+from drivers.xray.driver import Xray
+from drivers.xray.generation import XrayGeneration
+from node.aio import Aio
+from node.backend.roster import Roster
+from node.contract.accounts import Change, diff
+from node.contract.driver import Generation, Host
+from node.errors import CoreFailed
+from node.logs import LogRing
+from tests.conftest import Place, member
+from tests.harness import certs
+from tests.harness.core import find_xray, server_config
+from tests.harness.inbounds import SERVER_NAME, kinds
+from tests.harness.users import TestUser
+
+PEOPLE = [TestUser.new(f"{name}@test") for name in ("Anna", "bert", "carl")]
+STRANGER = TestUser.new("stranger@test")
+
+
+async def never(_: Generation) -> None:
+    """Xray changes users while it runs."""
+    raise AssertionError
+
+
+class AuditTests(TestCase):
+    """Every kind of inbound but REALITY, which needs a website."""
+
+    async def setUp(self) -> None:  # type: ignore[override]
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        directory = Path(temporary.name)
+        made = kinds(certs.make(directory, [SERVER_NAME]), 1)
+        self.places = [Place(kind, name) for name, kind in made.items() if not kind.reality]
+        aio = Aio(IReactorFromThreads(reactor))
+        aio.startService()
+        self.addCleanup(aio.stopService)
+        host = Host(reactor, aio, LogRing(reactor, 1000), directory, {"XRAY_EXECUTABLE_PATH": str(find_xray())})
+        self.aio, self.driver = aio, Xray(host)
+        config = json.dumps(server_config([place.inbound for place in self.places]))
+        self.plan = await self.driver.prepare(config, frozenset())
+        self.roster, refused = Roster.of(
+            [member(person, *self.places) for person in PEOPLE], self.plan.tags, self.plan.account
+        )
+        assert not refused
+        self.core: XrayGeneration = await self.driver.launch(self.plan, self.roster.target, 8)
+        self.addCleanup(lambda: Deferred.fromCoroutine(self.core.stop()))
+        [socket] = directory.glob("*.sock")
+        self.behind = Api(str(socket))
+        self.addCleanup(lambda: aio.run(self.behind.close()))
+
+    async def tamper(self, *operations: Operation) -> None:
+        assert await self.aio.run(self.behind.alter(operations)) == [None] * len(operations)
+
+    async def repair(self) -> None:
+        refused = (await self.driver.apply(self.core, diff(self.core.accounts, self.roster.target), never))[1]
+        assert not refused
+
+    async def names(self, tag: str) -> set[str]:
+        return {user.email for user in await self.aio.run(self.behind.list_users(tag))}
+
+    async def test_as_confirmed(self) -> None:
+        """A core that nobody touched has the users that it confirmed."""
+        self.assertEqual(await self.core.audit(), 0)
+
+    async def test_drift(self) -> None:
+        """Who is there or missing on any kind of inbound is told, and afterwards the right ones are in it."""
+        for place in self.places:
+            account = self.plan.account(place.tag, member(STRANGER, place))
+            assert account
+            await self.tamper(Operation(place.tag, STRANGER.email, account.packed))
+        self.assertEqual(await self.core.audit(), len(self.places))
+        await self.repair()
+        for place in self.places:
+            self.assertEqual(await self.names(place.tag), {person.email for person in PEOPLE}, place.tag)
+            await self.tamper(Operation(place.tag, PEOPLE[0].email, None))
+        self.assertEqual(await self.core.audit(), len(self.places))
+        await self.repair()
+        for place in self.places:
+            self.assertEqual(await self.names(place.tag), {person.email for person in PEOPLE}, place.tag)
+        self.assertEqual(await self.core.audit(), 0)
+
+    async def test_after_a_call_that_failed(self) -> None:
+        """What ran out of time may have been done, also if as many came as went: the core's whole list tells."""
+        place = self.places[0]
+        account = self.plan.account(place.tag, member(STRANGER, place))
+        assert account
+
+        async def no_answer(_: Api, operations: Sequence[Operation]) -> list[str | None]:
+            return ["Deadline Exceeded"] * len(operations)
+
+        alter = Api.alter
+        self.patch(Api, "alter", no_answer)
+        refused = (await self.driver.apply(self.core, [Change(place.tag, PEOPLE[0].email.lower(), None)], never))[1]
+        self.assertEqual(len(refused), 1)
+        self.patch(Api, "alter", alter)
+        await self.tamper(
+            Operation(place.tag, PEOPLE[0].email, None), Operation(place.tag, STRANGER.email, account.packed)
+        )
+        self.assertEqual([await self.core.audit(), await self.core.audit()], [2, 0])
+        await self.repair()
+        self.assertEqual(await self.names(place.tag), {person.email for person in PEOPLE})
+
+    async def test_a_core_that_is_gone(self) -> None:
+        """A core that does not answer cannot be compared, and does not answer."""
+        self.core.kill()
+        await self.core.when_exited()
+        self.assertFalse(await self.core.answers(1))
+        with self.assertRaises(CoreFailed):
+            await self.core.audit()

@@ -1,0 +1,641 @@
+"""The client against a real node, over both transports: every operation, every error it can be given, every break."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThread
+
+from node import errors
+from node.api.auth import Dialect
+from node.api.methods import MAX_BODY, METHODS, Kind, Method
+from node.client import Client, DeadlineExceeded, NoReply, Target, Unreachable, connect
+from node.client.client import CHUNK, chunks
+from node.client.logs import GAP
+from node.client.rest import RestTransport
+from node.client.rpc import RpcTransport
+from node.errors import NodeError
+from node.logs import NODE_MARK
+from protos import service_pb2 as pb
+from tests.harness import background, certs
+from tests.harness.backend import backend, user
+from tests.harness.inbounds import Kind as Inbound
+from tests.harness.node import NodeProcess
+from tests.harness.ports import free_port
+from tests.harness.protocols import vless
+from tests.harness.relay import Relay
+from tests.harness.transports import raw
+from tests.harness.users import TestUser
+from tests.live.test_log_streams import NUMBERED, node_with
+from tests.node.transport.test_tls import chain_of_three
+
+T = TypeVar("T")
+Work = Callable[[Client], Coroutine[Any, Any, T]]
+Aim = Callable[[NodeProcess], Target]
+
+VLESS = Inbound("vless-raw", vless(), raw())
+INFO = next(method for method in METHODS if method.name == "GetBaseInfo")
+ALICE = user(TestUser.new("alice"), {"in": VLESS})
+MANY = 10_000
+
+
+def rest(node: NodeProcess) -> Target:
+    return Target("rest", node.host, node.rest_port, node.key, node.pem)
+
+
+def deployed(node: NodeProcess) -> Target:
+    return replace(rest(node), dialect=Dialect.DEPLOYED)
+
+
+def rpc(node: NodeProcess) -> Target:
+    return Target("grpc", node.host, node.grpc_port, node.key, node.pem)
+
+
+each_way = pytest.mark.parametrize("aim", [rest, deployed, rpc])
+each_transport = pytest.mark.parametrize("aim", [rest, rpc])
+
+
+def ask(target: Target, work: Work[T], deadline: float = 30.0) -> T:
+    """What a client of its own brings."""
+
+    async def whole() -> T:
+        async with connect(background.reactor, target, deadline=deadline) as client:
+            return await work(client)
+
+    return background.run(whole)
+
+
+def somebody(name: str = "") -> pb.User:
+    return user(TestUser.new(name or secrets.token_hex(4)), {"in": VLESS})
+
+
+def some_backend(*users: pb.User) -> pb.Backend:
+    return backend([VLESS.inbound(free_port(), "in")], users or [ALICE])
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    """A node with a backend, which no test ends."""
+    with NodeProcess(tmp_path_factory.mktemp("running")) as node:
+        ask(rpc(node), lambda client: client.start(some_backend()))
+        yield node
+
+
+# Operations
+
+BAD = pb.User(email="bad", inbounds=["in"], proxies=pb.Proxy(vless=pb.Vless(id="no id " * 10)))
+
+
+async def known(client: Client, email: str) -> bool:
+    try:
+        await client.online(email)
+    except errors.UnknownName:
+        return False
+    return True
+
+
+async def lifecycle(client: Client) -> None:
+    info = await client.start(some_backend())
+    assert (info.running, info.state) == (True, "running")
+    assert (await client.info()).core_version == info.core_version
+    await client.stop()
+    assert (await client.info()).state == "stopped"
+
+
+async def logs(client: Client) -> None:
+    async with client.logs() as stream:
+        async for line in stream:
+            assert line.startswith(NODE_MARK)
+            break
+
+
+async def figures(client: Client) -> None:
+    assert (await client.system_stats()).mem_total > 0
+
+
+async def figures_of_the_core(client: Client) -> None:
+    assert (await client.backend_stats()).sys > 0
+
+
+async def traffic(client: Client) -> None:
+    rows = (await client.stats(pb.UserStat, "alice", reset=True)).stats
+    assert {(row.name, row.type, row.value) for row in rows} == {("alice", "uplink", 0), ("alice", "downlink", 0)}
+
+
+async def online(client: Client) -> None:
+    assert (await client.online("alice")).value == 0
+
+
+async def online_addresses(client: Client) -> None:
+    assert (await client.online_ips("alice")).name == "alice"
+
+
+async def single_users(client: Client) -> None:
+    ann, bob = somebody(), somebody()
+    await client.sync_user(ann, bob)
+    assert await known(client, ann.email)
+    await client.sync_user(pb.User(email=ann.email), pb.User(email=bob.email))
+    assert not await known(client, ann.email)
+
+
+async def all_users(client: Client) -> None:
+    ann = somebody()
+    await client.sync_users([ALICE, ann])
+    assert await known(client, ann.email)
+    await client.sync_users([ALICE])
+    assert not await known(client, ann.email)
+
+
+async def users_in_chunks(client: Client) -> None:
+    people = [somebody() for _ in range(10)]
+    await client.sync_chunked(people, size=200)
+    assert await known(client, people[-1].email)
+    await client.sync_chunked([pb.User(email=who.email) for who in people])
+    assert not await known(client, people[-1].email)
+
+
+def unsupported(work: Work[Any]) -> Work[None]:
+    async def refused(client: Client) -> None:
+        with pytest.raises(errors.Unsupported):
+            await work(client)
+
+    return refused
+
+
+WORK: dict[str, Work[None]] = {
+    "start": lifecycle,
+    "stop": lifecycle,
+    "info": lifecycle,
+    "logs": logs,
+    "system_stats": figures,
+    "backend_stats": figures_of_the_core,
+    "stats": traffic,
+    "online": online,
+    "online_ips": online_addresses,
+    "latency": unsupported(lambda client: client.latency()),
+    "sync_user": single_users,
+    "sync_users": all_users,
+    "sync_chunked": users_in_chunks,
+    "routing_rules": unsupported(lambda client: client.routing_rules()),
+    "balancer_info": unsupported(lambda client: client.balancer_info("x")),
+    "test_route": unsupported(lambda client: client.test_route(pb.TestRouteRequest(user="alice"))),
+    "add_routing_rule": unsupported(lambda client: client.add_routing_rule("{}")),
+    "remove_routing_rule": unsupported(lambda client: client.remove_routing_rule("x")),
+    "override_balancer": unsupported(lambda client: client.override_balancer("x", "y")),
+}
+
+
+def test_every_method_is_an_operation() -> None:
+    """The client has a coroutine of each row of METHODS, but for the log, and each is tried here."""
+    assert list(WORK) == [method.call for method in METHODS]
+    for method in METHODS:
+        made = getattr(Client, method.call)
+        assert inspect.iscoroutinefunction(made) is (method.kind is not Kind.LOGS)
+
+
+@each_way
+@pytest.mark.parametrize("name", [name for name, work in WORK.items() if work is not lifecycle])
+def test_operations(running: NodeProcess, aim: Aim, name: str) -> None:
+    """Every operation does over each transport, and in each dialect, what it does for any controller."""
+    ask(aim(running), WORK[name])
+
+
+@each_transport
+def test_lifecycle(node: NodeProcess, aim: Aim) -> None:
+    """A backend is started, told of and stopped."""
+    ask(aim(node), lifecycle)
+
+
+@each_transport
+def test_many_users_in_chunks(running: NodeProcess, aim: Aim) -> None:
+    """A large set goes in chunks, none of which is over the size, and everybody is there."""
+    people = [somebody(f"{number}.{aim.__name__}") for number in range(MANY)]
+    parts = list(chunks(people, CHUNK // 10))
+    assert len(parts) > 5
+    assert max(part.ByteSize() for part in parts) <= CHUNK // 10
+
+    async def whole(client: Client) -> None:
+        await client.sync_chunked(people, CHUNK // 10)
+        assert [await known(client, people[number].email) for number in (0, MANY // 2, -1)] == [True] * 3
+        await client.sync_users([ALICE])
+        assert not await known(client, people[-1].email)
+
+    ask(aim(running), whole)
+
+
+@each_way
+def test_refused_users(running: NodeProcess, aim: Aim) -> None:
+    """Those who cannot be applied are named, all of them at once; the others are in force."""
+    worse, good = pb.User(email="worse", inbounds=["in"], proxies=BAD.proxies), somebody()
+
+    async def whole(client: Client) -> None:
+        for work in (
+            client.sync_user(BAD, worse, good),
+            client.sync_chunked([BAD, worse, good]),
+            client.sync_users([BAD, worse, good, ALICE]),
+        ):
+            with pytest.raises(errors.UsersRefused, match=r"^failed to update users: 'bad': [^;]+; 'worse': ") as told:
+                await work
+            assert good.email not in told.value.text
+            assert await known(client, good.email)
+            await client.sync_users([ALICE])
+
+    ask(aim(running), whole)
+
+
+# Errors
+
+
+async def wrong_config(client: Client) -> None:
+    await client.start(pb.Backend(config='{"inbounds": 5}'))
+
+
+async def too_large(client: Client) -> None:
+    await client.start(pb.Backend(config="x" * MAX_BODY))
+
+
+async def chunk_is_missing(client: Client) -> None:
+    await client.call("SyncUsersChunked", pb.Empty, pb.UsersChunk(index=1, last=True))
+
+
+async def no_message(client: Client) -> None:
+    """Bytes of another message; where a Backend has its configuration is something that is not UTF-8."""
+    await client.call("Start", pb.BaseInfoResponse, pb.Proxy(vless=pb.Vless(id="x" * 300)))
+
+
+REFUSALS: dict[str, tuple[type[NodeError], Work[Any]]] = {
+    "no backend": (errors.NotInitialized, lambda client: client.backend_stats()),
+    "nobody to sync": (errors.NotInitialized, lambda client: client.sync_user(ALICE)),
+    "configuration": (errors.InvalidConfig, wrong_config),
+    "chunks": (errors.InvalidRequest, chunk_is_missing),
+    "bytes": (errors.InvalidRequest, no_message),
+    "name": (errors.UnknownName, lambda client: client.stats(pb.UserStat, "nobody")),
+    "kind of statistics": (errors.InvalidRequest, lambda client: client.stats(99)),  # type: ignore[arg-type]
+    "type of core": (errors.Unsupported, lambda client: client.start(pb.Backend(type=pb.WIREGUARD))),
+    "not built": (errors.Unsupported, lambda client: client.routing_rules()),
+    "size": (errors.TooLarge, too_large),
+}
+
+
+@each_way
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refusals(node: NodeProcess, aim: Aim, name: str) -> None:
+    """What the node refuses is the same class of error over each transport, with a word and a text."""
+    kind, work = REFUSALS[name]
+    with pytest.raises(NodeError) as told:
+        ask(aim(node), work)
+    assert type(told.value) is kind
+    assert told.value.code == kind.code
+    assert told.value.text
+
+
+@each_way
+def test_a_core_that_does_not_come_up(tmp_path: Path, aim: Aim) -> None:
+    """A core that fails is no broken connection, though the status is the same."""
+    with NodeProcess(tmp_path, XRAY_EXECUTABLE_PATH="/bin/false") as node, pytest.raises(errors.CoreFailed) as told:
+        ask(aim(node), lambda client: client.start(some_backend()))
+    assert type(told.value) is errors.CoreFailed
+    assert "/bin/false" in told.value.text
+
+
+@each_transport
+def test_a_start_that_is_stopped(tmp_path: Path, aim: Aim) -> None:
+    """Calls of one client run beside each other: a Stop ends the Start that is under way."""
+
+    async def whole(client: Client) -> None:
+        start = Deferred.fromCoroutine(client.start(some_backend()))
+        while (await client.info()).state != "starting":
+            await deferLater(background.reactor, 0.01)
+        await client.stop()
+        with pytest.raises(errors.Aborted):
+            await start
+
+    with node_with(tmp_path, "import time; time.sleep(60)") as node:
+        ask(aim(node), whole)
+
+
+@each_way
+def test_a_wrong_key(node: NodeProcess, aim: Aim) -> None:
+    """A stranger is told so, in a call and in a stream."""
+    for work in (lambda client: client.info(), lambda client: client.logs().open()):
+        with pytest.raises(errors.Unauthenticated):
+            ask(replace(aim(node), key="another-key-of-a-node"), work)
+
+
+@pytest.mark.parametrize(
+    ("aim", "row", "kind"),
+    [
+        (rest, replace(INFO, path="/nothing"), errors.UnknownPath),
+        (deployed, replace(INFO, path="/nothing"), errors.UnknownPath),
+        (rest, replace(INFO, verbs=("DELETE",)), errors.WrongVerb),
+        (deployed, replace(INFO, verbs=("DELETE",)), errors.WrongVerb),
+        (rpc, replace(INFO, name="Nothing"), errors.UnknownPath),
+    ],
+)
+def test_operations_that_are_none(node: NodeProcess, aim: Aim, row: Method, kind: type[NodeError]) -> None:
+    """A client that is newer than its node is told that there is no such operation."""
+
+    async def whole() -> None:
+        target = aim(node)
+        bridge = background.aio()
+        transport = (
+            RpcTransport(background.reactor, target, bridge, owned=False)
+            if target.transport == "grpc"
+            else RestTransport(background.reactor, target)
+        )
+        try:
+            await transport.call(row, [pb.Empty()])
+        finally:
+            await transport.close()
+
+    with pytest.raises(NodeError) as told:
+        background.run(whole)
+    assert type(told.value) is kind
+
+
+# Nodes that do not answer
+
+
+@each_transport
+def test_nobody_listens(node: NodeProcess, aim: Aim) -> None:
+    """Where nobody listens calls and streams say so, and a node that comes later is found."""
+    target = replace(aim(node), port=free_port())
+
+    async def whole(client: Client) -> None:
+        for work in (client.info(), client.logs().open()):
+            with pytest.raises(Unreachable):
+                await work
+
+    ask(target, whole)
+
+
+@contextmanager
+def silent() -> Iterator[int]:
+    """The port of somebody who takes connections and never says a word."""
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
+        yield port
+
+
+@each_transport
+def test_deadline_of_a_connection(node: NodeProcess, aim: Aim) -> None:
+    """A call is over at its deadline though not even the connection is there, and says so."""
+    with silent() as port:
+        for work in (lambda client: client.info(), lambda client: client.logs().open()):
+            began = time.monotonic()
+            with pytest.raises(DeadlineExceeded, match=r"0\.3 s"):
+                ask(replace(aim(node), port=port), work, deadline=0.3)
+            assert 0.3 <= time.monotonic() - began < 3
+
+
+@each_transport
+def test_deadline_of_a_call(own_node: NodeProcess, aim: Aim) -> None:
+    """A node that is there and does not answer is not waited for; the client goes on when it is back."""
+
+    async def whole(client: Client) -> None:
+        hasty = client.within(0.3)
+        assert (await client.info()).version
+        os.kill(own_node.pid, signal.SIGSTOP)
+        try:
+            for work in (hasty.info(), hasty.sync_users([ALICE])):
+                with pytest.raises(DeadlineExceeded):
+                    await work
+        finally:
+            os.kill(own_node.pid, signal.SIGCONT)
+        assert (await client.info()).version
+
+    ask(aim(own_node), whole)
+
+
+@each_transport
+def test_connection_that_breaks(own_node: NodeProcess, aim: Aim) -> None:
+    """A connection that breaks while a call waits ends the call at once, and the next one has another."""
+    with Relay(aim(own_node).port) as relay:
+
+        async def whole(client: Client) -> None:
+            assert (await client.info()).version
+            os.kill(own_node.pid, signal.SIGSTOP)
+            try:
+                # Not a GET: REST's is asked again by another connection.
+                call = Deferred.fromCoroutine(client.sync_users([ALICE]))
+                await deferLater(background.reactor, 0.2)
+                assert not call.called
+                relay.drop()
+                with pytest.raises(Unreachable):
+                    await call
+            finally:
+                os.kill(own_node.pid, signal.SIGCONT)
+            assert (await client.info()).version
+
+        ask(replace(aim(own_node), port=relay.port), whole)
+
+
+@each_transport
+def test_call_that_is_cancelled(own_node: NodeProcess, aim: Aim) -> None:
+    """A caller may think better of it: nothing is left open, and the client goes on."""
+
+    async def whole(client: Client) -> None:
+        os.kill(own_node.pid, signal.SIGSTOP)
+        try:
+            call = Deferred.fromCoroutine(client.info())
+            await deferLater(background.reactor, 0.2)
+            call.cancel()
+            with pytest.raises(CancelledError):
+                await call
+        finally:
+            os.kill(own_node.pid, signal.SIGCONT)
+        assert (await client.info()).version
+
+    ask(aim(own_node), whole)
+
+
+@each_transport
+def test_node_that_is_started_again(own_node: NodeProcess, aim: Aim) -> None:
+    """A client outlives its node: it says that there is none, and finds the next one."""
+
+    async def whole(client: Client) -> None:
+        for end in (own_node.stop, own_node.kill):
+            assert (await client.info()).version
+            await deferToThread(end)
+            with pytest.raises(Unreachable):
+                await client.info()
+            await deferToThread(own_node.start)
+            await back(client)
+
+    ask(aim(own_node), whole)
+
+
+async def back(client: Client) -> None:
+    """Returns when the node answers; gRPC tries a connection again after some 100 ms."""
+    for _ in range(100):
+        try:
+            await client.info()
+        except Unreachable:
+            await deferLater(background.reactor, 0.05)
+        else:
+            return
+    raise AssertionError("the node is not found again")
+
+
+# Log streams
+
+SAID = 150
+# Fewer lines than a new reader is given, so that no break is too long.
+TALK = f"""\
+import time
+for number in range({SAID}):
+    os.write(1, b"line %d of the core\\n" % number)
+    time.sleep(0.02)
+"""
+
+
+@each_way
+def test_lines_over_broken_connections(tmp_path: Path, aim: Aim) -> None:
+    """A stream whose connection is cut again and again, while lines come, has each of them once, in order."""
+    with node_with(tmp_path, TALK) as node, Relay(aim(node).port) as relay:
+
+        async def whole(client: Client) -> list[str]:
+            lines: list[str] = []
+            starting = Deferred.fromCoroutine(client.start(some_backend()))
+            starting.addErrback(lambda failure: failure.trap(NoReply))
+            async with client.logs() as stream:
+                async for line in stream:
+                    lines.append(line)
+                    if line.endswith("0 of the core") and relay.accepted < 6:
+                        relay.drop()
+                    if "backend running" in line:
+                        break
+            await starting
+            return lines
+
+        lines = ask(replace(aim(node), port=relay.port), whole)
+        assert relay.accepted >= 3
+    numbers = [int(found[1]) for found in map(NUMBERED.fullmatch, lines) if found]
+    assert numbers == list(range(SAID))
+    assert len([line for line in lines if "backend starting" in line]) == 1
+    assert GAP not in lines
+
+
+@each_transport
+def test_lines_of_the_next_node(own_node: NodeProcess, aim: Aim) -> None:
+    """A stream goes on with the next node's lines, and says that some of the first may be missing."""
+
+    async def whole(client: Client) -> None:
+        await client.start(some_backend())
+        async with client.logs() as stream:
+            lines = await stream.next()
+            while not any("backend running" in line for line in lines):
+                lines += await stream.next()
+            await deferToThread(own_node.kill)
+            await deferToThread(own_node.start)
+            lines = []
+            while not any("backend running" in line for line in lines):
+                lines += await stream.next()
+            assert lines.count(GAP) == 1
+            assert any("is ready" in line for line in lines[lines.index(GAP) :])
+
+    ask(aim(own_node), whole)
+
+
+@each_transport
+def test_stream_ends_with_its_client(node: NodeProcess, aim: Aim) -> None:
+    """A client that is closed ends its streams: whoever reads is told by the end, not by an error."""
+
+    async def whole(client: Client) -> list[str]:
+        stream = await client.logs().open()
+        await stream.next()
+        waiting = Deferred.fromCoroutine(stream.next())
+        await client.close()
+        return await waiting
+
+    assert ask(aim(node), whole) == []
+
+
+@each_transport
+def test_lines_for_a_while(node: NodeProcess, aim: Aim) -> None:
+    """The lines that are there can be had without waiting for more."""
+
+    async def whole(client: Client) -> list[str]:
+        async with client.logs() as stream:
+            lines = await stream.next()
+            while more := await stream.next(0.2):
+                lines += more
+        return lines
+
+    assert any("is ready" in line for line in ask(aim(node), whole))
+
+
+# Whom the client believes
+
+
+@each_transport
+def test_files(node: NodeProcess, tmp_path: Path, aim: Aim) -> None:
+    """The key and the certificate may be in files."""
+    key = tmp_path / "key"
+    key.write_text(node.key + "\n")
+    target = replace(aim(node), key=key, trust=node.certificate.certificate)
+    assert ask(target, lambda client: client.info()).version
+
+
+@each_transport
+def test_another_certificate(node: NodeProcess, tmp_path: Path, aim: Aim) -> None:
+    """A node that has not the certificate that is pinned gets no key, nor does one for which nobody vouches."""
+    other = certs.make(tmp_path, ["localhost", node.host])
+    for trust in (other.certificate, None):
+        with pytest.raises(Unreachable, match=r"(?i)verif"):
+            ask(replace(aim(node), trust=trust), lambda client: client.info())
+
+
+@each_transport
+def test_another_host(tmp_path: Path, aim: Aim) -> None:
+    """The certificate has to be the host's, though it is the one that is pinned."""
+    pair = certs.make(tmp_path, ["elsewhere.example"])
+    with NodeProcess(tmp_path, SSL_CERT_FILE=str(pair.certificate), SSL_KEY_FILE=str(pair.key)) as node:
+        target = replace(aim(node), trust=pair.certificate)
+        with pytest.raises(Unreachable):
+            ask(target, lambda client: client.info())
+
+
+@each_transport
+def test_authorities(tmp_path: Path, aim: Aim) -> None:
+    """A node is believed for a certificate above its own, and for its own where that alone is pinned."""
+    root, middle, own, key = chain_of_three()
+    files = tmp_path / "chain.pem", tmp_path / "chain.key"
+    for file, content in zip(files, (own + middle, key), strict=True):
+        file.write_bytes(content)
+        file.chmod(0o600)
+    with NodeProcess(tmp_path, SSL_CERT_FILE=str(files[0]), SSL_KEY_FILE=str(files[1])) as node:
+        for trust in (root, middle, own, own + middle):
+            target = replace(aim(node), host="localhost", trust=trust.decode())
+            assert ask(target, lambda client: client.info()).version
+
+
+# Many nodes
+
+
+def test_many_clients_at_once(node: NodeProcess) -> None:
+    """Clients run beside each other, over one thread of gRPC's, and each ends by itself."""
+
+    async def whole() -> None:
+        bridge = background.aio()
+        targets = [aim(node) for aim in (rest, deployed, rpc) for _ in range(20)]
+        clients = [connect(background.reactor, target, aio=bridge) for target in targets]
+        calls = [Deferred.fromCoroutine(client.info()) for client in clients]
+        assert all([(await call).version for call in calls])
+        for client in clients:
+            await client.close()
+
+    background.run(whole)

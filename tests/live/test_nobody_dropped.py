@@ -1,0 +1,568 @@
+"""Nobody is dropped: not by a Start that changes nothing, nor by one that is refused, a panel's Stop, or a sync."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from pathlib import Path
+
+import pytest
+from google.protobuf.message import Message
+
+from node.api.methods import METHODS, Method
+from node.api.methods import Kind as MethodKind
+from node.backend.runner import START_TIMEOUT
+from protos.service_pb2 import Backend, BackendType, Empty, User, Users, UsersChunk, UsersStat
+from tests.conftest import Place, connection, control, gets_in, member, over, run, stays_out, talking, way
+from tests.harness import transfer
+from tests.harness.backend import chunks
+from tests.harness.controller import Controller, ControllerError, RestController, RpcController, refused, traffic
+from tests.harness.echo import EchoServer
+from tests.harness.grounds import GROUNDS, Ground
+from tests.harness.inbounds import Kind
+from tests.harness.node import NodeProcess
+from tests.harness.rest import Rest, credentials, delimited
+from tests.harness.rpc import SERVICE, Rpc
+from tests.harness.users import TestUser
+from tests.harness.wait import until
+from tests.live.test_core_faults import as_is, in_state, squatter
+
+ANNA, BERT, CARL, DORA = (TestUser.new(f"{name}@test") for name in ("anna", "bert", "carl", "dora"))
+# Seconds in which deployed panels give up.
+PATIENCE = 10.0
+# Seconds that are "at once" on a busy machine.
+AT_ONCE = 1.0
+WAITING = "core is not started yet"
+# What deployed panels are: they say Stop and then Start whenever they are touched.
+PANELS: Mapping[str, Callable[[NodeProcess], RestController | RpcController]] = {
+    "rest": lambda node: RestController(node, dialect="x-api-key"),
+    "grpc": lambda node: RpcController(node, dialect="x-api-key"),
+}
+
+
+@pytest.fixture
+def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
+    return Place(all_kinds["vless-raw"], "home", ground=ground)
+
+
+@pytest.fixture
+def work(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
+    return Place(all_kinds["trojan-tls"], "work", ground=ground)
+
+
+def over_panel(transport: str) -> pytest.MarkDecorator:
+    """For a test that needs `panel` over one transport only."""
+    return pytest.mark.parametrize("panel", [transport], indirect=True)
+
+
+@pytest.fixture(params=list(PANELS))
+def panel(node: NodeProcess, request: pytest.FixtureRequest) -> Iterator[RestController | RpcController]:
+    with closing(PANELS[request.param](node)) as controller:
+        yield controller
+
+
+class Fickle(NodeProcess):
+    """A node whose core runs well, or `fails` or `hangs` when it is run; it reads configurations at any time."""
+
+    def __init__(self, directory: Path, ground: Ground) -> None:
+        script = directory / ground.name
+        self._mode = directory / "mode"
+        script.write_text(
+            "#!/bin/sh\n"
+            f'if [ "$1" = run ] && [ "$2" != -test ] && [ -e {self._mode} ]; then . {self._mode}; fi\n'
+            f'exec {ground.executable()} "$@"\n'
+        )
+        script.chmod(0o755)
+        super().__init__(directory, **{ground.variable: str(script)})
+
+    def hangs(self) -> None:
+        self._mode.write_text("echo waiting for nothing; exec sleep 60\n")
+
+    def fails(self) -> None:
+        self._mode.write_text("echo it is not my day; exit 1\n")
+
+    def works(self) -> None:
+        self._mode.unlink()
+
+
+@pytest.fixture
+def fickle(tmp_path: Path, ground: Ground) -> Iterator[Fickle]:
+    with Fickle(tmp_path, ground) as node:
+        yield node
+
+
+def core(node: NodeProcess) -> int:
+    [pid] = node.core_pids()
+    return pid
+
+
+@contextmanager
+def undisturbed(node: NodeProcess, place: Place, person: TestUser, echo: EchoServer) -> Iterator[None]:
+    """Inside, this user's connection carries bytes all the time, and the core stays the same."""
+    before = core(node)
+    with connection(place, person, echo) as link, talking(link):
+        yield
+    assert core(node) == before
+
+
+def at_ease(node: NodeProcess, place: Place, person: TestUser, echo: EchoServer) -> AbstractContextManager[None]:
+    """`undisturbed` where users come while everybody stays connected: inside, some come."""
+    return undisturbed(node, place, person, echo) if place.ground.live else nullcontext()
+
+
+def respelled(config: str) -> str:
+    """The same by meaning: keys in another order, other white space, comments of every kind."""
+
+    def turned(value: object) -> object:
+        if isinstance(value, dict):
+            return {key: turned(value[key]) for key in reversed(value)}
+        return [turned(member) for member in value] if isinstance(value, list) else value
+
+    text = json.dumps(turned(json.loads(config)), indent=3).replace("\n", " // why not\n", 1)
+    return f"# written anew\n{text}\n/* the {{end}} */\n"
+
+
+def known_to_core(node: NodeProcess, place: Place) -> set[str]:
+    """Who may use the inbound, as the core itself has it: see `Ground.users`."""
+    return place.ground.users(node.state, core(node), place.tag)
+
+
+def lets_in(node: NodeProcess, place: Place, people: Sequence[TestUser], echo: EchoServer) -> bool:
+    """Whether these may use the inbound, and nobody else of the four; the core may list who is removed, and bar him."""
+    listed, wanted = known_to_core(node, place), {person.email for person in people}
+    others = [person for person in (ANNA, BERT, CARL, DORA) if person.email in listed - wanted]
+    return wanted <= listed and all(stays_out(place, person, echo) for person in others)
+
+
+def reached(port: int, echo: EchoServer) -> bool:
+    """Whether a new connection through the SOCKS port reaches the echo server at once."""
+    with transfer.connect(port, echo, 0.25):
+        return True
+
+
+def both(node: NodeProcess, stack: ExitStack) -> list[RestController | RpcController]:
+    return [stack.enter_context(control(node, transport)) for transport in ("rest", "grpc")]
+
+
+# Starts
+
+
+def test_identical_start(node: NodeProcess, home: Place, work: Place, echo: EchoServer, controller: Controller) -> None:
+    """A Start that means the same, in other words and order, is quick, drops nobody, and answers as the first did."""
+    users = [member(person, home, work) for person in (ANNA, BERT, CARL)]
+    request = home.ground.backend([home.inbound, work.inbound], users, exclude=["x", "y"])
+    first = controller.start(request)
+    again = Backend(
+        type=request.type, config=respelled(request.config), users=users[::-1], exclude_inbounds=["y", "x", "x"]
+    )
+    with undisturbed(node, home, ANNA, echo), undisturbed(node, work, BERT, echo):
+        before = time.monotonic()
+        reply = controller.start(again)
+        assert time.monotonic() - before < AT_ONCE
+    assert reply == first
+    assert reply.running
+
+
+@over("grpc")
+def test_identical_start_renews_keep_alive(node: NodeProcess, home: Place, controller: Controller) -> None:
+    """The keep-alive of the last Start counts, though its core was there before."""
+    run(controller, [home])
+    before = core(node)
+    run(controller, [home], keep_alive=1)
+    assert core(node) == before
+    until(lambda: not node.core_pids(), 5, "the core ends")
+    run(controller, [home], keep_alive=1)
+    run(controller, [home])
+    over_time = time.monotonic() + 1.5
+    until(lambda: time.monotonic() > over_time, what="its time is over")
+    assert controller.info().running
+
+
+@over("rest")
+def test_start_with_other_users(node: NodeProcess, home: Place, echo: EchoServer, controller: Controller) -> None:
+    """Users of a Start that changes nothing else come and go live; who did not change notices nothing."""
+    changed = TestUser.new(DORA.email)
+    run(controller, [home], [member(person, home) for person in (ANNA, BERT, DORA)])
+    with at_ease(node, home, ANNA, echo):
+        run(controller, [home], [member(person, home) for person in (CARL, ANNA, changed)])
+        assert stays_out(home, BERT, echo)
+        assert stays_out(home, DORA, echo)
+        assert gets_in(home, CARL, echo)
+        assert gets_in(home, changed, echo)
+
+
+def test_two_identical_starts_at_once(own_node: NodeProcess, home: Place) -> None:
+    """Some at once, over both transports, run one core, and all callers are told that it runs."""
+    request = home.ground.backend([home.inbound], [member(ANNA, home)])
+    with ExitStack() as stack:
+        controllers = both(own_node, stack)
+        logs = stack.enter_context(controllers[0].logs())
+        pool = stack.enter_context(ThreadPoolExecutor(4))
+        replies = [pool.submit(controller.start, request) for controller in controllers * 2]
+        assert all(reply.result().running for reply in replies)
+        core(own_node)
+        controllers[0].stop()
+        logs.find("backend stopped")
+        assert len([line for line in logs.lines if "backend starting" in line]) == 1
+
+
+@over("grpc")
+def test_unknown_type(node: NodeProcess, home: Place, echo: EchoServer, controller: Controller) -> None:
+    """A type that the node has no core for is refused as that, and everybody stays."""
+    run(controller, [home], [member(ANNA, home)])
+    with undisturbed(node, home, ANNA, echo), refused(501, "UNIMPLEMENTED"):
+        controller.start(Backend(type=BackendType.WIREGUARD, config="{}"))
+
+
+@over("grpc")
+def test_users_of_a_start_that_is_refused(
+    node: NodeProcess, home: Place, echo: EchoServer, controller: Controller
+) -> None:
+    """A Start that is refused changes no user, and syncs go on as before."""
+    run(controller, [home], [member(ANNA, home), member(BERT, home)])
+    with at_ease(node, home, ANNA, echo):
+        with undisturbed(node, home, BERT, echo):
+            for config, _ in home.ground.refusals.values():
+                request = as_is(home.ground, config)
+                request.users.append(member(CARL, home))
+                with refused(400, "INVALID_ARGUMENT"):
+                    controller.start(request)
+            assert lets_in(node, home, [ANNA, BERT], echo)
+        controller.sync_users([member(ANNA, home), member(DORA, home)])
+        assert lets_in(node, home, [ANNA, DORA], echo)
+
+
+@over("rest")
+def test_port_of_the_next_is_taken(
+    node: NodeProcess, home: Place, work: Place, echo: EchoServer, controller: Controller
+) -> None:
+    """If another program has the new configuration's port, that is told in time, and the backend before it is back."""
+    run(controller, [home], [member(ANNA, home)])
+    with squatter(work):
+        before = time.monotonic()
+        with pytest.raises(ControllerError) as error:
+            run(controller, [work], [member(BERT, work)])
+        assert time.monotonic() - before < PATIENCE
+    assert error.value.status == "500"
+    assert "address already in use" in error.value.text
+    assert str(work.port) in error.value.text
+    assert "the backend before it runs again" in error.value.text
+    assert controller.info().running
+    assert gets_in(home, ANNA, echo)
+    assert lets_in(node, home, [ANNA], echo)
+
+
+def test_core_that_never_comes_up(fickle: Fickle, home: Place, work: Place, echo: EchoServer) -> None:
+    """While a Start hangs all else answers at once and users are taken in; it fails in time, and is rolled back."""
+    with ExitStack() as stack:
+        controllers = both(fickle, stack)
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        run(controllers[0], [home], [member(ANNA, home)])
+        fickle.hangs()
+        before = time.monotonic()
+        start = pool.submit(run, controllers[1], [work], [member(ANNA, work)])
+        in_state(controllers[0], "starting")
+        for controller in controllers:
+            for answered in questions(controller):
+                asked = time.monotonic()
+                answered()
+                assert time.monotonic() - asked < AT_ONCE
+            with refused(503, "UNAVAILABLE", WAITING):
+                controller.backend_stats()
+        controllers[0].sync_user(member(BERT, home, work))
+        controllers[1].sync_chunked(chunks([member(CARL, home)]))
+        assert not start.done()
+        fickle.works()
+        with pytest.raises(ControllerError) as error:
+            start.result()
+        assert START_TIMEOUT - 1 < time.monotonic() - before < PATIENCE
+        assert error.value.status == "UNAVAILABLE"
+        assert "did not answer within" in error.value.text
+        assert "the backend before it runs again" in error.value.text
+        for person in (ANNA, BERT, CARL):
+            assert gets_in(home, person, echo)
+
+
+def questions(controller: Controller) -> list[Callable[[], object]]:
+    """What never waits for a core."""
+
+    def logs() -> None:
+        with controller.logs() as reader:
+            reader.find("backend starting", AT_ONCE)
+
+    return [controller.info, controller.system_stats, lambda: controller.stats(UsersStat), logs]
+
+
+# Stops
+
+
+def test_panel_that_says_stop_and_start(
+    node: NodeProcess, home: Place, echo: EchoServer, panel: RestController | RpcController
+) -> None:
+    """A panel's Stop counts as stopped at once, and its Start behind it finds everybody still connected."""
+    users = [member(ANNA, home), member(BERT, home)]
+    run(panel, [home], users)
+    with undisturbed(node, home, ANNA, echo), undisturbed(node, home, BERT, echo):
+        panel.stop()
+        info = panel.info()
+        assert (info.running, info.state) == (False, "stopped")
+        for call in (panel.backend_stats, lambda: panel.sync_users(users)):
+            with refused(500, "UNAVAILABLE", "backend not initialized"):
+                call()
+        assert run(panel, [home], users).running
+        panel.stop()
+        panel.stop()
+        assert run(panel, [home], users).running
+        panel.stop()
+    with at_ease(node, home, ANNA, echo):
+        assert run(panel, [home], [*users, member(CARL, home)]).running
+        assert gets_in(home, CARL, echo)
+
+
+@over_panel("grpc")
+def test_removed_in_the_grace(
+    node: NodeProcess, home: Place, echo: EchoServer, panel: RestController | RpcController
+) -> None:
+    """After a panel's Stop who is removed is out at once, and nobody comes in before the Start."""
+    run(panel, [home], [member(ANNA, home), member(BERT, home), member(DORA, home)])
+    with at_ease(node, home, ANNA, echo):
+        with undisturbed(node, home, ANNA, echo):
+            panel.stop()
+            with refused(500, "UNAVAILABLE", "backend not initialized"):
+                panel.sync_user(member(BERT), member(CARL, home))
+            until(lambda: lets_in(node, home, [ANNA, DORA], echo), what="he is out")
+            with refused(500, "UNAVAILABLE", "backend not initialized"):
+                panel.sync_users([member(ANNA, home), member(CARL, home)])
+            until(lambda: lets_in(node, home, [ANNA], echo), what="she is out")
+        run(panel, [home], [member(ANNA, home), member(CARL, home)])
+    assert lets_in(node, home, [ANNA, CARL], echo)
+
+
+@over_panel("rest")
+def test_refused_config_of_a_panel(
+    node: NodeProcess, home: Place, echo: EchoServer, panel: RestController | RpcController
+) -> None:
+    """A panel that says Stop and then a Start that is refused, over and over, drops nobody."""
+    run(panel, [home], [member(ANNA, home)])
+    with undisturbed(node, home, ANNA, echo):
+        for _ in range(3):
+            panel.stop()
+            with refused(400, "INVALID_ARGUMENT"):
+                panel.start(as_is(home.ground, "{"))
+            assert panel.info().state == "stopped"
+        run(panel, [home], [member(ANNA, home)])
+
+
+@over("grpc")
+def test_other_stops_and_starts(
+    node: NodeProcess, home: Place, work: Place, echo: EchoServer, controller: Controller
+) -> None:
+    """Who stops with a Bearer key stops at once, after a panel's Stop as well; another Start ends what waits."""
+    with closing(RestController(node, dialect="x-api-key")) as panel:
+        for stops in ([controller], [panel, controller]):
+            run(controller, [home], [member(ANNA, home)])
+            with connection(home, ANNA, echo):
+                live = echo.live
+                for each in stops:
+                    each.stop()
+                assert not node.core_pids()
+                until(lambda: echo.live < live, what="her connection ends")  # noqa: B023
+        run(controller, [home], [member(ANNA, home)])
+        before = core(node)
+        panel.stop()
+        run(panel, [work], [member(ANNA, work)])
+        assert core(node) != before
+        assert gets_in(work, ANNA, echo)
+
+
+def test_grace_that_ends(tmp_path: Path, home: Place, echo: EchoServer) -> None:
+    """When nobody comes back in time the core ends, and what it counted until then is not lost."""
+    with NodeProcess(tmp_path, STOP_GRACE="1") as node, closing(RestController(node, dialect="x-api-key")) as panel:
+        run(panel, [home], [member(ANNA, home)])
+        with connection(home, ANNA, echo) as link:
+            transfer.download(link, 100_000)
+            panel.stop()
+            assert node.core_pids()
+            transfer.download(link, 100_000)
+            before = echo.sent
+            until(lambda: not node.core_pids(), 5, "the core ends")
+        assert traffic(panel.stats(UsersStat))[ANNA.email]["downlink"] >= 200_000
+        assert echo.sent == before
+        assert run(panel, [home], [member(ANNA, home)]).running
+        assert gets_in(home, ANNA, echo)
+
+
+# Crashes
+
+
+@over("grpc")
+def test_killed_under_load(node: NodeProcess, home: Place, echo: EchoServer, controller: Controller) -> None:
+    """A core of fifty users that is killed under load lets them in again in no time."""
+    crowd = [member(TestUser.new(f"{number}@test"), home) for number in range(49)]
+    run(controller, [home], [member(ANNA, home), *crowd])
+    with (
+        way(home, ANNA) as port,
+        transfer.connect(port, echo) as link,
+        pytest.raises((OSError, AssertionError)),
+        talking(link),
+    ):
+        os.kill(core(node), signal.SIGKILL)
+        before = time.monotonic()
+        until(lambda: reached(port, echo), 5, "she is in again")
+        took = time.monotonic() - before
+    # Some 0.1 s on a machine that has nothing else to do.
+    assert took < 2
+    assert len(known_to_core(node, home)) == 50
+
+
+def test_users_of_the_time_without_a_core(fickle: Fickle, home: Place, echo: EchoServer) -> None:
+    """While a core cannot come back, what needs it says that it is on its way, syncs succeed, and then they hold."""
+    with ExitStack() as stack:
+        rest, rpc = both(fickle, stack)
+        run(rest, [home], [member(ANNA, home), member(BERT, home)])
+        fickle.fails()
+        os.kill(core(fickle), signal.SIGKILL)
+        until(lambda: "not my day" in in_state(rpc, "restarting").reason, what="the reason is the core's")
+        for controller in (rest, rpc):
+            for call in (controller.backend_stats, lambda: controller.online(ANNA.email)):  # noqa: B023
+                with refused(503, "UNAVAILABLE", WAITING):
+                    call()
+        rest.sync_users([member(ANNA, home), member(CARL, home)])
+        rpc.sync_users([member(CARL, home), member(DORA, home)])
+        rpc.sync_user(member(CARL))
+        rest.sync_chunked(chunks([member(ANNA, home)]))
+        assert not fickle.core_pids()
+        fickle.works()
+        in_state(rest, "running")
+        assert lets_in(fickle, home, [ANNA, DORA], echo)
+        assert gets_in(home, DORA, echo)
+
+
+def test_cores_that_hang(tmp_path: Path, all_kinds: Mapping[str, Kind], echo: EchoServer) -> None:
+    """A core that lives and does not answer is replaced by one that does. All at once: each takes some 15 s."""
+    with ExitStack() as stack:
+        hung: dict[NodeProcess, int] = {}
+        places: dict[NodeProcess, Place] = {}
+        for ground in GROUNDS:
+            (directory := tmp_path / ground.name).mkdir()
+            node = stack.enter_context(NodeProcess(directory))
+            home = places[node] = Place(all_kinds["vless-raw"], "home", ground=ground)
+            run(stack.enter_context(control(node, "rest")), [home], [member(ANNA, home)])
+            hung[node] = core(node)
+            os.kill(hung[node], signal.SIGSTOP)
+        for node, pid in hung.items():
+            until(lambda: node.core_pids() not in ([], [pid]), 25, "another core runs")  # noqa: B023
+            in_state(stack.enter_context(control(node, "grpc")), "running")
+            assert gets_in(places[node], ANNA, echo)
+
+
+# Many at once
+
+
+class Sent:
+    """A request that is on its way: sent whole, its reply not read."""
+
+    def __init__(self, node: NodeProcess, method: Method, request: Message) -> None:
+        rest = Rest(node)
+        self._connection = rest.connection()
+        headers = {**rest.credentials, "Content-Type": "application/x-protobuf"}
+        body = b"".join(delimited([request])) if isinstance(request, UsersChunk) else request.SerializeToString()
+        self._connection.request(method.verbs[0], method.path, body, headers)
+
+    def outcome(self) -> str:
+        """What it was refused with, if it was."""
+        with closing(self._connection):
+            response = self._connection.getresponse()
+            text = response.read().decode(errors="replace")
+        return "" if response.status == 200 else text
+
+
+class Called:
+    """The same over gRPC, behind what was called on this channel before."""
+
+    def __init__(self, node: NodeProcess, rpc: Rpc, method: Method, request: Message) -> None:
+        call = rpc.channel.unary_unary(f"/{SERVICE.full_name}/{method.name}", type(request).SerializeToString)
+        self._future = call.future(request, metadata=list(credentials(node.key, "bearer").items()))
+
+    def outcome(self) -> str:
+        fault = self._future.exception()
+        return "" if fault is None else f"{fault.code().name}: {fault.details()}"
+
+
+@pytest.mark.parametrize("last", ["Start", "Stop", "SyncUsers"])
+def test_fifty_at_once(last: str, node: NodeProcess, home: Place, work: Place, echo: EchoServer) -> None:
+    """Fifty Starts, Stops and syncs in random order over both transports end in the state of the last one."""
+    chance = random.Random(last)
+    methods = {method.name: method for method in METHODS}
+    # After a Stop there may be nothing whose users could change.
+    names = ["Start", "SyncUsers", "SyncUser", "SyncUsersChunked", *([] if last == "SyncUsers" else ["Stop"])]
+
+    def some(people: Sequence[TestUser] = (ANNA, BERT, CARL, DORA)) -> list[User]:
+        return [member(person, home, work) for person in chance.sample(people, chance.randint(1, len(people)))]
+
+    def request(name: str) -> Message:
+        places = chance.choice([[home], [home, work]])
+        requests: Mapping[str, Callable[[], Message]] = {
+            "Start": lambda: home.ground.backend([place.inbound for place in places], some()),
+            "Stop": Empty,
+            "SyncUsers": lambda: Users(users=some()),
+            "SyncUser": lambda: chance.choice([member(CARL), *some((DORA,))]),
+            "SyncUsersChunked": lambda: UsersChunk(users=some(), last=True),
+        }
+        return requests[name]()
+
+    with control(node, "rest") as rest, closing(Rpc(node)) as rpc:
+        run(rest, [home])
+
+        def send(name: str, message: Message) -> Sent | Called:
+            """A stream goes over REST, where it is known when all of it was sent."""
+            method = methods[name]
+            if method.kind is MethodKind.FEED or chance.random() < 0.5:
+                return Sent(node, method, message)
+            return Called(node, rpc, method, message)
+
+        under_way = [send(name, request(name)) for name in chance.choices(names, k=49)]
+        # Who is answered now came behind them, so the last one does.
+        assert rest.info()
+        assert rpc.GetBaseInfo(Empty())
+        two = [member(ANNA, home), member(BERT, home)]
+        finals = {"Start": home.ground.backend([home.inbound], two), "Stop": Empty(), "SyncUsers": Users(users=two)}
+        outcomes = [each.outcome() for each in [*under_way, send(last, finals[last])]]
+        assert outcomes[-1] == ""
+        foreseen = ("aborted", "backend not initialized")
+        assert not [text for text in outcomes if text and not any(word in text for word in foreseen)]
+        assert rest.info().state == ("stopped" if last == "Stop" else "running")
+    if last == "Stop":
+        assert not node.core_pids()
+    else:
+        core(node)
+        assert lets_in(node, home, [ANNA, BERT], echo)
+        assert gets_in(home, ANNA, echo)
+        assert stays_out(home, CARL, echo)
+
+
+@over("grpc")
+def test_ten_thousand_users(node: NodeProcess, home: Place, echo: EchoServer, controller: Controller) -> None:
+    """With ten thousand users an identical Start, the same set again and one more user are quick and drop nobody."""
+    crowd = [member(TestUser.new(f"{number}@test"), home) for number in range(10_000)]
+    users: list[User] = [member(ANNA, home), *crowd]
+    run(controller, [home], users)
+    with at_ease(node, home, ANNA, echo):
+        with undisturbed(node, home, ANNA, echo):
+            quick(lambda: run(controller, [home], users[::-1]))
+            quick(lambda: controller.sync_users(users))
+        quick(lambda: controller.sync_user(member(BERT, home)))
+        assert gets_in(home, BERT, echo)
+
+
+def quick(call: Callable[[], object]) -> None:
+    """Some 0.1 s for whole sets, and 0.4 s for another core, on a machine that has nothing else to do."""
+    before = time.monotonic()
+    call()
+    assert time.monotonic() - before < 2 * AT_ONCE

@@ -1,0 +1,122 @@
+"""Very large sets of users on the real core: they come, stay, change and go, and nobody is dropped by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from protos.service_pb2 import Proxy, User, Vless
+from tests.conftest import Place, gets_in, member, stays_out
+from tests.harness.controller import RpcController
+from tests.harness.echo import EchoServer
+from tests.harness.grounds import SING_BOX, XRAY, Ground
+from tests.harness.inbounds import Kind
+from tests.harness.node import NodeProcess
+from tests.harness.users import TestUser
+from tests.live.test_nobody_dropped import at_ease, known_to_core, undisturbed
+
+# Who is among all the others: one never changes, one comes, one goes, one has another id, one changes by himself.
+ANNA, BERT, CARL, DORA, EVE = (TestUser.new(f"{name}@test") for name in ("anna", "bert", "carl", "dora", "eve"))
+
+
+def crowd(first: int, count: int, tags: Sequence[str], generation: int = 0) -> list[User]:
+    """Users without a client; those of another generation have other ids."""
+    return [
+        User(
+            email=f"{number}@crowd",
+            proxies=Proxy(vless=Vless(id=f"{generation:08x}-0000-4000-8000-{number:012x}")),
+            inbounds=tags,
+        )
+        for number in range(first, first + count)
+    ]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A running node, its inbounds, and a controller."""
+
+    node: NodeProcess
+    controller: RpcController
+    places: Sequence[Place]
+    echo: EchoServer
+
+    @property
+    def tags(self) -> list[str]:
+        return [place.tag for place in self.places]
+
+    @property
+    def ends(self) -> Sequence[Place]:
+        """The first inbound and the last."""
+        return [*self.places[:1], *self.places[1:][-1:]]
+
+    def everywhere(self, look: Callable[[Place, TestUser, EchoServer], bool], person: TestUser) -> None:
+        """On the first inbound and on the last."""
+        for place in self.ends:
+            assert look(place, person, self.echo), (person.email, place.tag, look.__name__)
+
+    def has(self, users: Sequence[User]) -> None:
+        """The core itself has exactly these users on every inbound."""
+        emails = {user.email for user in users}
+        for place in self.places:
+            assert known_to_core(self.node, place) == emails
+
+
+SIZES = {
+    "one inbound": (XRAY, 100_000, 1),
+    "ten inbounds": (XRAY, 10_000, 10),
+    # Every change is a new run of this core, with all of them.
+    "sing-box": (SING_BOX, 10_000, 2),
+}
+
+
+@pytest.mark.parametrize(("ground", "count", "inbounds"), SIZES.values(), ids=SIZES)
+def test_very_many_accounts(
+    tmp_path: Path, all_kinds: Mapping[str, Kind], echo: EchoServer, ground: Ground, count: int, inbounds: int
+) -> None:
+    """A Start, the same Start again, a sync with changes, and one user alone.
+
+    One connection lives through it all, or at least as long as nobody comes.
+    """
+    places = [Place(all_kinds["vless-raw"], f"in-{number}", ground=ground) for number in range(inbounds)]
+    with ExitStack() as stack:
+        node = stack.enter_context(NodeProcess(tmp_path))
+        scene = Scene(node, stack.enter_context(closing(RpcController(node))), places, echo)
+        people = [member(person, *places) for person in (ANNA, CARL, DORA, EVE)]
+        everybody = people + crowd(0, count - len(people), scene.tags)
+        request = ground.backend([place.inbound for place in places], everybody)
+        assert scene.controller.start(request).running
+        scene.has(everybody)
+        for place in scene.ends:
+            stack.enter_context(at_ease(node, place, ANNA, echo))
+        with undisturbed(node, places[0], ANNA, echo):
+            scene.controller.start(request)
+        sync_with_changes(scene, count)
+        one_alone(scene)
+
+
+def sync_with_changes(scene: Scene, count: int) -> None:
+    """One in a hundred has another id, some come, some go."""
+    again = TestUser(DORA.email, TestUser.new("").uuid, DORA.password)
+    scene.everywhere(gets_in, DORA)
+    people = [member(person, *scene.places) for person in (ANNA, BERT, again, EVE)]
+    changed = crowd(0, count // 100, scene.tags, generation=1)
+    rest = crowd(count // 100, count - 2 * count // 100, scene.tags)
+    fresh = crowd(2 * count, count // 100, scene.tags)
+    everybody = [*people, *changed, *rest, *fresh]
+    scene.controller.sync_users(everybody)
+    scene.has(everybody)
+    for person, look in ((BERT, gets_in), (CARL, stays_out), (again, gets_in), (DORA, stays_out)):
+        scene.everywhere(look, person)
+
+
+def one_alone(scene: Scene) -> None:
+    """One user among all of them is removed, and let in again."""
+    scene.everywhere(gets_in, EVE)
+    scene.controller.sync_user(member(EVE))
+    scene.everywhere(stays_out, EVE)
+    scene.controller.sync_user(member(EVE, *scene.places))
+    scene.everywhere(gets_in, EVE)

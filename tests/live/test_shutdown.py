@@ -1,0 +1,54 @@
+"""The end of the node: each of its parts ends, whatever the others did, and what went wrong is said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from node.state.database import Database
+from tests.conftest import Place, control, member, run
+from tests.harness.inbounds import Kind
+from tests.harness.node import NodeProcess
+from tests.harness.users import TestUser
+
+ANNA = TestUser.new("anna@test")
+ROOT = Path(__file__).parents[2]
+# Python imports a module of this name before anything else.
+SITE = """
+import os
+
+def fail(*_):
+    raise ValueError("an odd end")
+
+from node.api.calls import Calls
+from node.transport.rpc import RpcServer
+from node.backend.runner import Runner
+from node.transport.site import Site
+from node.machine.systemd import Systemd
+
+parts = {part.__name__: part for part in (Calls, RpcServer, Runner, Site, Systemd)}
+part, name = os.environ["ODD"].split(".")
+setattr(parts[part], name, fail)
+"""
+
+
+@pytest.mark.parametrize("odd", ["RpcServer.stop", "Calls.close", "Runner.close"])
+def test_a_part_that_does_not_end_well(tmp_path: Path, all_kinds: Mapping[str, Kind], odd: str) -> None:
+    """The log names it; the store is closed all the same, and has what it has to; the process ends as it should."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(SITE)
+    home = Place(all_kinds["vless-raw"], "home")
+    with NodeProcess(tmp_path, PYTHONPATH=f"{tmp_path / 'site'}:{ROOT}", ODD=odd) as node:
+        with control(node, "rest") as controller:
+            run(controller, [home], [member(ANNA, home)])
+        assert node.stop() == -15
+        said = "\n".join(node.lines)
+        assert "did not end well" in said
+        assert "an odd end" in said
+        # SQLite takes its second file away when it is closed.
+        assert not (node.state / "state.db-wal").exists()
+        assert not list(node.state.glob("run/*.sock"))
+        saved = Database(node.state / "state.db").load()
+        assert len(saved.users) == 1

@@ -1,0 +1,183 @@
+"""Runs of sing-box that do not come up, are not wanted any more or crash: nothing that belonged to them stays."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+import tempfile
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+from unittest import mock
+
+import psutil
+from twisted.internet import reactor
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorFromThreads
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import TestCase
+
+from drivers.sing_box.config import Plan
+from drivers.sing_box.driver import SingBox
+from drivers.sing_box.generation import SingBoxGeneration
+from node.aio import Aio
+from node.backend.roster import Roster
+from node.contract.accounts import Change
+from node.contract.driver import Generation, Host
+from node.errors import CoreFailed
+from node.logs import LogRing
+from tests.harness import certs
+from tests.harness.sing_box import BUILDS, SERVER_NAME, VLESS, Door, config, find_sing_box, shadowsocks_2022, ways
+from tests.harness.users import TestUser
+
+T = TypeVar("T")
+
+
+class HeldUp(Aio):
+    """Cancels what `work` is when the coroutine of this name runs."""
+
+    name_of_step = ""
+    work: Deferred[Any] | None = None
+
+    def run(self, coro: Coroutine[Any, Any, T]) -> Deferred[T]:
+        running = super().run(coro)
+        if getattr(coro, "__qualname__", "") == self.name_of_step and self.work is not None:
+            self.name_of_step = ""
+            reactor.callLater(0, self.work.cancel)
+        return running
+
+
+class RunTests(TestCase):
+    """On both builds: they differ in what follows a run."""
+
+    build = "built"
+
+    async def setUp(self) -> None:  # type: ignore[override]
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.directory = Path(temporary.name)
+        self.aio = HeldUp(IReactorFromThreads(reactor))
+        self.aio.startService()
+        self.addCleanup(self.aio.stopService)
+        path = {"SING_BOX_EXECUTABLE_PATH": str(find_sing_box(self.build))}
+        self.driver = SingBox(Host(reactor, self.aio, LogRing(reactor, 1000), self.directory, path))
+
+    async def launched(self, *doors: Door) -> SingBoxGeneration:
+        """A core with Anna in all of these."""
+        plan: Plan = await self.driver.prepare(config([one for door in doors for one in door.inbounds]), frozenset())
+        self.roster, refused = Roster.of([door.user(TestUser.new("anna")) for door in doors], plan.tags, plan.account)
+        assert not refused
+        core = await self.driver.launch(plan, self.roster.target, 8)
+        self.addCleanup(lambda: Deferred.fromCoroutine(core.stop()))
+        return core
+
+    async def newcomer(self, core: SingBoxGeneration, door: Door) -> Change:
+        account = core.plan.account(door.way.name, door.user(TestUser.new("bert")))
+        assert account is not None
+        return Change(door.way.name, "bert", account.packed)
+
+    async def tasks(self) -> int:
+        """What is under way in the asyncio thread, but for the question itself."""
+
+        async def count() -> int:
+            return len(asyncio.all_tasks()) - 1
+
+        return await self.aio.run(count())
+
+    async def cores(self) -> list[psutil.Process]:
+        return [one for one in psutil.Process().children(True) if one.status() != psutil.STATUS_ZOMBIE]
+
+    async def test_a_start_that_is_cancelled_leaves_no_core(self) -> None:
+        """Before it answers, when it does, and after."""
+        door = Door(VLESS)
+        core = await self.launched(door)
+        await core.stop()
+        for step in ("Api.ready", "Api.begin"):
+            launching = Deferred.fromCoroutine(self.driver.launch(core.plan, self.roster.target, 8))
+            self.aio.name_of_step, self.aio.work = step, launching
+            with self.assertRaises(CancelledError):
+                await launching
+            assert not await self.cores(), step
+            assert not await self.tasks(), step
+
+    async def test_a_change_for_which_no_descriptor_is_left(self) -> None:
+        """The old core has ended and no other can begin: that is said so, and is tried again."""
+        core = await self.launched(door := Door(VLESS))
+        none_left = mock.patch("os.memfd_create", side_effect=OSError(errno.EMFILE, "Too many open files"))
+        self.addCleanup(none_left.stop)
+
+        async def end(old: Generation) -> None:
+            await old.stop()
+            none_left.start()
+
+        with self.assertRaises(CoreFailed) as caught:
+            await self.driver.apply(core, [await self.newcomer(core, door)], end)
+        assert "Too many open files" in str(caught.exception)
+        assert not await self.cores()
+
+    async def test_a_change_whose_configuration_is_refused_too_late(self) -> None:
+        """A certificate that goes between the check and the start: it is no caller's fault that there is no core."""
+        certificate = certs.make(self.directory, [SERVER_NAME])
+        trojan = next(way for way in ways(certificate, 1) if way.name == "trojan")
+        core = await self.launched(door := Door(trojan))
+
+        async def end(old: Generation) -> None:
+            await old.stop()
+            certificate.certificate.unlink()
+
+        with self.assertRaises(CoreFailed) as caught:
+            await self.driver.apply(core, [await self.newcomer(core, door)], end)
+        assert "no such file" in str(caught.exception)
+        assert not await self.cores()
+
+    async def test_an_end_that_fails(self) -> None:
+        """Its core is ended all the same, and that none runs is said."""
+        core = await self.launched(door := Door(VLESS))
+
+        async def end(_: Generation) -> None:
+            raise ValueError
+
+        with self.assertRaises(CoreFailed):
+            await self.driver.apply(core, [await self.newcomer(core, door)], end)
+        self.flushLoggedErrors(ValueError)
+        assert (await core.when_exited()).code == -signal.SIGKILL
+        assert not await self.cores()
+
+    async def test_crashes_leave_nothing(self) -> None:
+        """Neither what follows a run nor its connections."""
+        core = await self.launched(Door(VLESS), Door(shadowsocks_2022()))
+        for _ in range(3):
+            await core.admit([Change("vless", "anna", None)])
+            await core.counters()
+            core.kill()
+            await core.when_exited()
+            await until_none(self.tasks)
+            core = await self.driver.launch(core.plan, self.roster.target, 8)
+        await core.stop()
+        assert not await self.tasks()
+
+    async def test_nothing_begins_for_a_run_that_is_over(self) -> None:
+        """What is asked of it then fails."""
+        core = await self.launched(Door(VLESS))
+        await core.stop()
+        with self.assertRaises(CoreFailed):
+            await core.admit([Change("vless", "anna", None)])
+        assert not await core.answers(1)
+        assert not await self.tasks()
+
+
+class WithoutCountersTests(RunTests):
+    """The same on the other build."""
+
+    build = "wheel"
+
+
+assert set(BUILDS) == {RunTests.build, WithoutCountersTests.build}
+
+
+async def until_none(count: Any) -> None:
+    deadline = reactor.seconds() + 3
+    while left := await count():
+        assert reactor.seconds() < deadline, f"{left} tasks are left"
+        await deferLater(reactor, 0.01)

@@ -1,0 +1,88 @@
+"""Strangers at the node's ports: whatever they do, it lives on and serves those who have the key."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+from protos.service_pb2 import Empty
+from tests.harness import certs
+from tests.harness.controller import RestController, RpcController
+from tests.harness.node import NodeProcess
+from tests.harness.rpc import Rpc
+from tests.harness.strangers import blind, call, knocking, lingering
+from tests.harness.wait import until
+from tests.live.test_transport import all_of, connected, der, served
+
+
+def test_knocking_while_the_certificate_is_renewed(tmp_path: Path) -> None:
+    """Connections and handshakes without an end, and renewals meanwhile, do not end the node."""
+    with NodeProcess(tmp_path) as node:
+        with knocking(node.grpc_port) as rounds:
+            for number in range(3):
+                before = rounds()
+                renew(node, tmp_path / str(number))
+                until(lambda: rounds() > before + 40, 30, "strangers knock")  # noqa: B023
+        assert RpcController(node).info().version
+
+
+def renew(node: NodeProcess, directory: Path) -> None:
+    """Put another certificate in place and wait until the gRPC port serves it."""
+    directory.mkdir()
+    pair = certs.make(directory, ["localhost", node.host])
+    pair.certificate.replace(node.certificate.certificate)
+    pair.key.replace(node.certificate.key)
+    os.kill(node.pid, signal.SIGHUP)
+    wanted = der(node.certificate.certificate)
+    until(lambda: served(node.grpc_port) == wanted, what="the new certificate")
+
+
+def test_a_path_that_is_no_text(tmp_path: Path) -> None:
+    """A call whose path is not UTF-8 ends nobody's stream, and the port serves again at once, each time."""
+    with NodeProcess(tmp_path) as node, Rpc(node) as before, RpcController(node).logs() as reader:
+        until(lambda: reader.lines, what="the stream is open")
+        for _ in range(10):
+            call(node.grpc_port, b"/\xff")
+            with Rpc(node) as late:
+                until(lambda: late.GetBaseInfo(Empty(), wait_for_ready=True).version, 5, "a new controller is served")
+        assert before.GetBaseInfo(Empty(), wait_for_ready=True).version
+        assert not reader.ended
+        assert sum("gRPC server" in line for line in node.lines) == 1
+        assert not any("Traceback" in line or "stderr" in line for line in node.lines)
+
+
+def test_silent_and_slow_ones_go(tmp_path: Path) -> None:
+    """200 silent and 200 slow strangers at each port are gone within 20 s, and controllers are served meanwhile."""
+    with NodeProcess(tmp_path) as node, RpcController(node).logs() as reader, Rpc(node) as rpc:
+        until(lambda: reader.lines, what="the stream is open")
+        assert rpc.GetBaseInfo(Empty()).version
+        with lingering(200, node.rest_port, node.grpc_port) as gone:
+            served = [bool(RestController(node).info().version and rpc.GetBaseInfo(Empty()).version) for _ in range(20)]
+            until(gone, 20, "the strangers are gone")
+        assert all(served)
+        assert not reader.ended
+        assert RestController(node).info().version
+        with Rpc(node) as late:
+            assert late.GetBaseInfo(Empty()).version
+
+
+def test_strangers_write_nothing(own_node: NodeProcess) -> None:
+    """Whatever strangers send to either port, there is not one line about it in the log."""
+    RestController(own_node).info()
+    until(lambda: any("is ready" in line for line in own_node.lines), what="the node has said all")
+    before = list(own_node.lines)
+    for port in (own_node.rest_port, own_node.grpc_port):
+        for text in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\xff\xff", os.urandom(100)):
+            with socket.create_connection((own_node.host, port), 5) as plain:
+                plain.sendall(text)
+        for text in (b"GET /info HTTP/1.1\r\nx-api-key: no\r\n\r\n", b"\xff\r\n\r\n"):
+            with connected(port, blind()) as secure, suppress(ConnectionResetError):
+                secure.sendall(text)
+                all_of(secure)
+    for headers in ((), ((b"grpc-timeout", b"x"),), ((b"grpc-encoding", b"\xff"),), ((b"x-api-key", b"\xff"),)):
+        call(own_node.grpc_port, b"/service.NodeService/Stop", *headers)
+    assert RpcController(own_node).info().version
+    assert own_node.lines == before

@@ -1,0 +1,174 @@
+"""Swaps of an inbound that fail, and new runs of a core for its users: who is removed is out, and no port is deaf."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import grpc
+from google.protobuf.message import Message
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorFromThreads
+from twisted.trial.unittest import TestCase
+
+from drivers.channel import ApiFailed
+from drivers.xray.accounts import pack
+from drivers.xray.api import IN_FLIGHT, Api, Operation
+from drivers.xray.driver import Xray
+from drivers.xray.generation import XrayGeneration
+from node.aio import Aio
+from node.backend.roster import Roster
+from node.contract.accounts import Change, diff
+from node.contract.driver import Generation, Host
+from node.logs import LogRing
+from protos.service_pb2 import User
+from protos.xray_pb2 import InboundHandlerConfig
+from tests.conftest import Place, member
+from tests.harness.core import find_xray, server_config
+from tests.harness.inbounds import Kind
+from tests.harness.ports import free_port
+from tests.harness.protocols import shadowsocks_2022, vless
+from tests.harness.transports import raw
+from tests.harness.users import TestUser
+from tests.harness.wait import accepts
+
+ANNA, BERT, CARL = (TestUser.new(f"{name}@test") for name in ("anna", "bert", "carl"))
+# What no core knows.
+BAD = pack(CARL.email, "no.such.Account", b"")
+
+
+class BrokenApi(Api):
+    """Takes inbounds out, and for the next `failures` times does not put them back."""
+
+    failures = 0
+
+    async def replace_inbound(self, handler: InboundHandlerConfig) -> None:
+        if not self.failures:
+            await super().replace_inbound(handler)
+            return
+        self.failures -= 1
+        await self.remove_inbound(handler.tag)
+        raise ApiFailed("the port is taken", grpc.StatusCode.UNKNOWN)
+
+
+class SwapTests(TestCase):
+    async def setUp(self) -> None:  # type: ignore[override]
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        directory = Path(temporary.name)
+        kind = Kind("shadowsocks-2022", shadowsocks_2022("2022-blake3-aes-128-gcm", 16), raw())
+        self.place, self.other = Place(kind, "home", free_port()), Place(Kind("vless", vless(), raw()), "work")
+        aio = Aio(IReactorFromThreads(reactor))
+        aio.startService()
+        self.addCleanup(aio.stopService)
+        host = Host(reactor, aio, LogRing(reactor, 1000), directory, {"XRAY_EXECUTABLE_PATH": str(find_xray())})
+        self.aio, self.driver, self.ended = aio, Xray(host), list[Generation]()
+        config = json.dumps(server_config([self.place.inbound, self.other.inbound]))
+        self.plan = await self.driver.prepare(config, frozenset())
+        self.core = await self.driver.launch(self.plan, self.target(ANNA, BERT), 8)
+        self.addCleanup(lambda: Deferred.fromCoroutine(self.core.stop()))
+        [socket] = directory.glob("*.sock")
+        self.api = BrokenApi(str(socket))
+        self.addCleanup(lambda: aio.run(self.api.close()))
+        self.core._users._api = self.api
+
+    def target(self, *people: TestUser) -> dict[str, dict[str, bytes]]:
+        users: list[User] = [member(person, self.place, self.other) for person in people]
+        roster, refused = Roster.of(users, self.plan.tags, self.plan.account)
+        assert not refused
+        return roster.target
+
+    async def end(self, generation: Generation) -> None:
+        self.ended.append(generation)
+        await generation.stop()
+
+    async def apply(self, changes: Sequence[Change]) -> set[str]:
+        """Who is refused."""
+        self.core, refused = await self.driver.apply(self.core, changes, self.end)
+        return {refusal.email for refusal in refused}
+
+    async def names(self, tag: str) -> set[str]:
+        """Whom the core lets in, which is whom it confirmed."""
+        self.assertEqual(await self.core.audit(), 0)
+        api: Api = self.core._api
+        return {user.email for user in await self.aio.run(api.list_users(tag))}
+
+    def changes(self, *people: TestUser) -> list[Change]:
+        return [change for change in diff(self.core.accounts, self.target(*people)) if change.tag == self.place.tag]
+
+    async def test_a_swap_that_fails(self) -> None:
+        """Who is removed is out all the same, who comes is refused, and who stays gets in."""
+        self.api.failures, first = 1, self.core
+        self.assertEqual(await self.apply(self.changes(ANNA, CARL)), {CARL.email})
+        self.assertEqual(await self.names(self.place.tag), {ANNA.email})
+        self.assertTrue(accepts(self.place.port))
+        self.assertIs(self.core, first)
+
+    async def test_an_inbound_that_cannot_be_put_back(self) -> None:
+        """It takes a new run of the core, which has everybody that it shall have."""
+        self.api.failures, first = 2, self.core
+        self.assertEqual(await self.apply(self.changes(ANNA, CARL)), set())
+        self.assertEqual(self.ended, [first])
+        self.assertEqual(await self.names(self.place.tag), {ANNA.email, CARL.email})
+        self.assertEqual(await self.names(self.other.tag), {ANNA.email, BERT.email})
+        self.assertTrue(accepts(self.place.port))
+
+    async def test_nobody_is_left_in_an_inbound_that_is_gone(self) -> None:
+        """An inbound that cannot be put back lets nobody in, and nobody is said to be in it."""
+        self.api.failures = 2
+        refused, left = await self.core.apply(self.changes(ANNA, CARL))
+        self.assertEqual(refused, [])
+        self.assertEqual({change.key for change in left if change.packed}, {ANNA.email, CARL.email})
+        self.assertEqual(self.core.accounts[self.place.tag], {})
+        self.assertFalse(accepts(self.place.port))
+
+    async def test_a_run_that_the_core_refuses(self) -> None:
+        """Users whom the core refuses do not keep who leaves in it: it runs again without either."""
+        self.api.failures, first = 2, self.core
+        coming = [Change(self.place.tag, CARL.email, BAD)]
+        leaving = [Change(self.place.tag, BERT.email, None)]
+        newest, refused = await self.driver._bring_in(self.core, [*leaving, *coming], self.end)
+        self.core = newest
+        self.assertEqual(len(refused), 1)
+        self.assertEqual(self.ended, [first])
+        self.assertEqual(await self.names(self.place.tag), {ANNA.email})
+
+    async def test_nobody_leaves_for_users_whom_the_core_refuses(self) -> None:
+        """Where nobody has to be put out the core that runs goes on."""
+        newest, refused = await self.driver._bring_in(self.core, [Change(self.place.tag, CARL.email, BAD)], self.end)
+        self.assertIs(newest, self.core)
+        self.assertEqual((len(refused), self.ended), (1, []))
+
+    async def test_a_core_that_is_gone(self) -> None:
+        """No second core is run beside the one that comes back by itself."""
+        self.core.kill()
+        await self.core.when_exited()
+        first: XrayGeneration = self.core
+        self.assertIn(CARL.email, await self.apply(self.changes(ANNA, CARL)))
+        self.assertIs(self.core, first)
+        self.assertEqual(self.ended, [])
+
+
+class StalledChannel:
+    """Of a core that answers nothing."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def call(self, path: str, request: Message | bytes, reply: type, seconds: float) -> None:
+        self.asked += 1
+        await asyncio.sleep(0.01)
+        raise ApiFailed("Deadline Exceeded", grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+def test_a_core_that_does_not_answer_is_not_asked_thousands_of_times() -> None:
+    """When one of many calls runs out the others fail at once, each by its own name."""
+    api, stalled = Api("nowhere"), StalledChannel()
+    api._channel = stalled  # type: ignore[assignment]
+    results = asyncio.run(api.alter([Operation("home", f"{number}@test", None) for number in range(5_000)]))
+    assert results == ["Deadline Exceeded"] * 5_000
+    assert stalled.asked <= IN_FLIGHT

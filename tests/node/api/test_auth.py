@@ -1,0 +1,124 @@
+"""The API key: every credential that is given must match, and the headers tell the caller's dialect."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node.api.auth import Authenticator, Dialect, dialect
+from node.errors import Unauthenticated
+
+KEY = "a long enough secret"
+UUID = "b831381d-6324-4d53-ad4f-8cda48b30811"
+SPELLINGS = (UUID, UUID.upper(), UUID.replace("-", ""), f"{{{UUID}}}", f"urn:uuid:{UUID}")
+
+
+def accepts(key: str, bearer: str | None = None, x_api_key: str | None = None) -> bool:
+    """Whether a caller with these headers gets in."""
+    authorization = [] if bearer is None else [f"Bearer {bearer}"]
+    try:
+        Authenticator(key).check(authorization, [] if x_api_key is None else [x_api_key])
+    except Unauthenticated:
+        return False
+    return True
+
+
+def test_either_header_will_do() -> None:
+    """The key is taken as Bearer token or as x-api-key."""
+    assert accepts(KEY, bearer=KEY)
+    assert accepts(KEY, x_api_key=KEY)
+
+
+def test_nothing_is_refused() -> None:
+    """A request without a credential, or with empty ones, does not get in."""
+    assert not accepts(KEY)
+    assert not accepts(KEY, bearer="", x_api_key="")
+
+
+@pytest.mark.parametrize(
+    ("bearer", "x_api_key"), [(KEY, "wrong"), ("wrong", KEY), (KEY, ""), ("", KEY), (KEY + "x", KEY)]
+)
+def test_both_headers_must_match(bearer: str, x_api_key: str) -> None:
+    """One right credential does not excuse a wrong one beside it."""
+    assert not accepts(KEY, bearer, x_api_key)
+    assert accepts(KEY, KEY, KEY)
+
+
+def test_every_value_of_a_header_must_match() -> None:
+    """A header that is given twice must match in both values."""
+    with pytest.raises(Unauthenticated):
+        Authenticator(KEY).check([], [KEY, "wrong"])
+    with pytest.raises(Unauthenticated):
+        Authenticator(KEY).check([f"Bearer {KEY}", "Bearer wrong"], [])
+
+
+@pytest.mark.parametrize("scheme", ["Bearer ", "bearer ", "BEARER ", "bEaReR   "])
+def test_the_scheme_in_any_case(scheme: str) -> None:
+    """The scheme is compared without regard to case (RFC 9110, 11.1), spaces around the token are none of it."""
+    assert Authenticator(KEY).check([scheme + KEY], []) is Dialect.DOCUMENT
+
+
+@pytest.mark.parametrize("value", [KEY, f"Basic {KEY}", f"Bearer{KEY}", f"Token {KEY}", "Bearer", "Bearer "])
+def test_other_schemes_are_refused(value: str) -> None:
+    """The bare key, or the key under another scheme, is no Bearer token."""
+    with pytest.raises(Unauthenticated):
+        Authenticator(KEY).check([value], [])
+
+
+@pytest.mark.parametrize("key", SPELLINGS)
+@pytest.mark.parametrize("presented", SPELLINGS)
+def test_a_uuid_in_any_spelling(key: str, presented: str) -> None:
+    """A key that is a UUID is the same key in every spelling of it, on both sides."""
+    assert accepts(key, bearer=presented)
+    assert not accepts(key, bearer=presented.replace("1", "2"))
+
+
+@settings(deadline=None)
+@given(st.uuids(), st.uuids())
+def test_other_uuids_are_refused(key: uuid.UUID, presented: uuid.UUID) -> None:
+    """A UUID opens only where it is the key."""
+    assert accepts(str(key), x_api_key=presented.hex.upper()) == (key == presented)
+
+
+@settings(deadline=None)
+@given(st.text(min_size=16, max_size=40), st.text(max_size=40))
+def test_other_keys_are_refused(key: str, presented: str) -> None:
+    """A text opens only where it is the key, and is compared with regard to case."""
+    assert accepts(key, x_api_key=key)
+    assert accepts(key, x_api_key=presented) == (key == presented)
+
+
+def test_text_is_compared_exactly() -> None:
+    """A key that is no UUID is compared letter by letter."""
+    assert not accepts(KEY, bearer=KEY.upper())
+    assert not accepts(KEY, bearer=KEY[:-1])
+
+
+def test_keys_of_any_script() -> None:
+    """A key beyond ASCII works, and bytes that are no UTF-8 are a wrong key and no error."""
+    key = "ключ-ключ-ключ-ключ"
+    assert accepts(key, bearer=key, x_api_key=key)
+    assert not accepts(key, bearer=key.encode().decode("ascii", "surrogateescape")[:-1])
+    assert accepts(key, x_api_key=key.encode().decode("ascii", "surrogateescape"))
+
+
+@pytest.mark.parametrize(
+    ("bearer", "x_api_key", "expected"),
+    [
+        ([f"Bearer {KEY}"], [], Dialect.DOCUMENT),
+        ([], [KEY], Dialect.DEPLOYED),
+        ([f"Bearer {KEY}"], [KEY], Dialect.DEPLOYED),
+    ],
+)
+def test_the_dialect_follows_the_header(bearer: list[str], x_api_key: list[str], expected: Dialect) -> None:
+    """Who sends x-api-key is a deployed client, with a Bearer token beside it too; all others get the document."""
+    assert Authenticator(KEY).check(bearer, x_api_key) is expected
+
+
+@pytest.mark.parametrize(("x_api_key", "expected"), [([], "DOCUMENT"), (["wrong"], "DEPLOYED"), ([""], "DEPLOYED")])
+def test_a_stranger_has_a_dialect_too(x_api_key: list[str], expected: str) -> None:
+    """A refusal is told in the caller's dialect: x-api-key decides, whatever it says."""
+    assert dialect(x_api_key) is Dialect[expected]

@@ -1,0 +1,237 @@
+"""The common path of both transports: bytes in, bytes out, and nothing but the node's own errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from node.api.auth import Dialect
+from node.api.calls import Call, Calls, Reply, parse, settles
+from node.api.methods import METHODS, Kind, Method
+from node.errors import Internal, InvalidRequest, NodeError, NotInitialized, Unsupported
+from node.logs import COALESCE, REPLAY, LogRing
+from protos.service_pb2 import BaseInfoResponse, Empty, StatRequest, StatResponse, User
+
+BY_NAME = {method.name: method for method in METHODS}
+# A string field that is not UTF-8, a length beyond the end, a field without its value.
+BROKEN = (b"\x0a\x02\xff\xff", b"\x0a\x7fx", b"\x0a")
+
+
+class Collected:
+    """A feed that keeps what it is fed, and ends as it is told."""
+
+    def __init__(self, fault: Exception | None) -> None:
+        self.messages: list[Any] = []
+        self._fault = fault
+
+    async def feed(self, message: Any) -> None:
+        self.messages.append(message)
+
+    async def finish(self) -> Message:
+        if self._fault:
+            raise self._fault
+        return Empty()
+
+
+class Recorder:
+    """Answers the calls that the tests make, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.fault: Exception | None = None
+        self.touched = 0
+        self.asked: list[tuple[str, Any, Dialect]] = []
+        self.collected: list[Collected] = []
+        self.callbacks: list[Callable[[bool], None]] = []
+        self.hold: Deferred[None] | None = None
+        self.late: Callable[[bool], None] | None = None
+
+    def touch(self) -> None:
+        self.touched += 1
+
+    async def info(self, request: Empty, call: Call) -> Message:
+        return self._answer("info", request, call, BaseInfoResponse(version="1.0.0"))
+
+    async def online(self, request: StatRequest, call: Call) -> Message:
+        reply = self._answer("online", request, call, StatResponse())
+        if self.hold is not None:
+            await self.hold
+        if self.late is not None:
+            call.when_settled(self.late)
+        return reply
+
+    def sync_user(self) -> Collected:
+        self.collected.append(Collected(self.fault))
+        return self.collected[-1]
+
+    def _answer(self, name: str, request: Any, call: Call, reply: Message) -> Message:
+        self.asked.append((name, request, call.dialect))
+        for callback in self.callbacks:
+            call.when_settled(callback)
+        if self.fault:
+            raise self.fault
+        return reply
+
+
+class CallTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.backend = Recorder()
+        self.clock = Clock()
+        self.ring = LogRing(self.clock, 1000)
+        self.calls = Calls(self.backend, self.ring)
+
+    def unary(self, name: str, body: bytes = b"", dialect: Dialect = Dialect.DOCUMENT) -> Deferred[Reply]:
+        return ensureDeferred(self.calls.unary(BY_NAME[name], body, dialect))
+
+    def test_a_call_is_answered(self) -> None:
+        """The request arrives parsed with its dialect, the reply leaves serialised."""
+        request = StatRequest(name="ann", reset=True)
+        reply = self.successResultOf(self.unary("GetUserOnlineStats", request.SerializeToString(), Dialect.DEPLOYED))
+        self.assertEqual(reply, Reply(b""))
+        self.assertEqual(self.backend.asked, [("online", request, Dialect.DEPLOYED)])
+
+    def test_what_is_not_built_says_so(self) -> None:
+        """An operation that the node cannot do is an error by its name, whatever the body holds."""
+        for name in [method.name for method in METHODS if not method.built]:
+            failure = self.failureResultOf(self.unary(name, b"\xff"), Unsupported)
+            self.assertIn(name, failure.value.text)
+
+    def test_every_call_is_a_sign_of_life(self) -> None:
+        """A request counts for keep-alive, refused and broken ones too."""
+        self.successResultOf(self.unary("GetBaseInfo"))
+        self.backend.fault = NotInitialized()
+        self.failureResultOf(self.unary("GetUserOnlineStats"), NotInitialized)
+        self.failureResultOf(self.unary("TestRoute"), Unsupported)
+        self.failureResultOf(self.unary("GetUserOnlineStats", BROKEN[0]), InvalidRequest)
+        self.assertEqual(self.backend.touched, 4)
+
+    def test_known_errors_pass(self) -> None:
+        """An error that says what is wrong reaches the caller as it is."""
+        self.backend.fault = Unsupported("not this core")
+        failure = self.failureResultOf(self.unary("GetUserOnlineStats"), Unsupported)
+        self.assertIs(failure.value, self.backend.fault)
+
+    def test_unknown_errors_are_logged_and_named(self) -> None:
+        """A fault of the node itself is told by its kind alone, and the log has the traceback."""
+        self.backend.fault = KeyError("a secret")
+        failure = self.failureResultOf(self.unary("GetUserOnlineStats"), Internal)
+        self.assertIn("KeyError", failure.value.text)
+        self.assertNotIn("a secret", failure.value.text)
+        self.assertEqual(len(self.flushLoggedErrors(KeyError)), 1)
+
+    def test_whoever_asks_is_told_once(self) -> None:
+        """The transport's first word on a reply reaches everybody who asked, once."""
+        for whole in (True, False):
+            told: list[bool] = []
+            self.backend.callbacks = [told.append, told.append]
+            reply = self.successResultOf(self.unary("GetUserOnlineStats"))
+            assert reply.settle is not None
+            self.assertEqual(told, [])
+            reply.settle(whole)
+            reply.settle(not whole)
+            self.calls.close()
+            self.assertEqual(told, [whole, whole])
+
+    def test_a_reply_that_is_never_made(self) -> None:
+        """Work that fails after it asked, or cannot be serialised, was not handed over; its own error is answered."""
+        for fault, kind in ((Unsupported("no"), Unsupported), (KeyError("x"), Internal)):
+            told: list[bool] = []
+            self.backend.fault, self.backend.callbacks = fault, [told.append]
+            self.failureResultOf(self.unary("GetUserOnlineStats"), kind)
+            self.assertEqual(told, [False])
+        self.assertEqual(len(self.flushLoggedErrors(KeyError)), 1)
+
+    def test_the_node_ends(self) -> None:
+        """At the node's end everything that is not settled is not handed over: replies, and work without one."""
+        told: list[str] = []
+        self.backend.hold = Deferred()
+        self.backend.callbacks = [lambda whole: told.append(f"early {whole}")]
+        early = self.unary("GetUserOnlineStats")
+        self.calls.close()
+        self.assertEqual(told, ["early False"])
+        self.backend.callbacks = []
+        self.backend.late = lambda whole: told.append(f"late {whole}")
+        self.backend.hold.callback(None)
+        self.assertEqual(told, ["early False", "late False"])
+        self.assertIsNone(self.successResultOf(early).settle)
+
+    def test_where_nothing_is_known(self) -> None:
+        """Who asks where no transport tells finds out at once, not by waiting for ever."""
+        self.assertTrue(settles(BY_NAME["GetStats"]))
+        self.assertFalse(settles(BY_NAME["GetBaseInfo"]))
+        self.backend.callbacks = [self.fail]
+        self.failureResultOf(self.unary("GetBaseInfo"), Internal)
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+
+    def test_a_callback_that_fails(self) -> None:
+        """It is logged, and keeps neither the others nor the transport from going on."""
+        told: list[bool] = []
+        self.backend.callbacks = [lambda _: told.remove(True), told.append]
+        reply = self.successResultOf(self.unary("GetUserOnlineStats"))
+        assert reply.settle is not None
+        reply.settle(True)
+        self.assertEqual(told, [True])
+        self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
+
+    def test_a_stream_of_requests(self) -> None:
+        """Messages arrive one by one, each a sign of life, and the reply comes at the end; no backend is asked for."""
+        feed = self.calls.open(BY_NAME["SyncUser"])
+        for name in ("ann", "bob"):
+            self.successResultOf(ensureDeferred(feed.feed(User(email=name).SerializeToString())))
+        self.assertEqual(self.successResultOf(ensureDeferred(feed.finish())), b"")
+        self.assertEqual([user.email for user in self.backend.collected[0].messages], ["ann", "bob"])
+        self.assertEqual(self.backend.touched, 3)
+
+    def test_a_stream_with_a_broken_message(self) -> None:
+        """A message that cannot be read ends the call as a wrong request."""
+        feed = self.calls.open(BY_NAME["SyncUser"])
+        for body in BROKEN:
+            self.failureResultOf(ensureDeferred(feed.feed(body)), InvalidRequest)
+
+    def test_a_stream_that_fails_at_its_end(self) -> None:
+        """The end of a stream fails as any call does."""
+        for fault, kind in ((Unsupported("no"), Unsupported), (KeyError("x"), Internal)):
+            self.backend.fault = fault
+            self.failureResultOf(ensureDeferred(self.calls.open(BY_NAME["SyncUser"]).finish()), kind)
+        self.assertEqual(len(self.flushLoggedErrors(KeyError)), 1)
+
+    def test_readers_of_logs(self) -> None:
+        """Each reader gets the tail and then what comes, without a word from the backend but that it was opened."""
+        self.ring.extend(f"{number}" for number in range(REPLAY + 1))
+        one, two = self.calls.logs(), self.calls.logs()
+        for reader in (one, two):
+            lines = self.successResultOf(ensureDeferred(reader.next()))
+            self.assertEqual(lines, [f"{number}" for number in range(1, REPLAY + 1)])
+        waiting = [ensureDeferred(reader.next()) for reader in (one, two)]
+        self.ring.extend(["live"])
+        self.clock.advance(COALESCE)
+        self.assertEqual([self.successResultOf(lines) for lines in waiting], [["live"], ["live"]])
+        self.assertEqual(self.backend.touched, 2)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+@settings(deadline=None)
+@given(body=st.one_of(st.binary(max_size=60), st.sampled_from(BROKEN)))
+def test_any_body_is_a_message_or_refused(method: Method, body: bytes) -> None:
+    """Whatever the bytes are: they are the request's message, or the request is wrong; it is told which message."""
+    try:
+        message = parse(method, body)
+    except NodeError as fault:
+        assert isinstance(fault, InvalidRequest)
+        assert method.request.DESCRIPTOR.name in fault.text
+    else:
+        assert isinstance(message, method.request)
+
+
+def test_requests_of_other_versions() -> None:
+    """Fields that this node does not know are no error."""
+    for method in METHODS:
+        if method.kind is not Kind.LOGS:
+            assert parse(method, b"\xf8\x7f\x01") is not None

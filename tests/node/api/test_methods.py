@@ -1,0 +1,188 @@
+"""METHODS and the messages: the whole interface, with the numbers that deployed controllers speak."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+
+from node.api.framing import delimited, single
+from node.api.methods import MAX_BODY, METHODS, SERVICE, Kind, Method
+from node.api.operations import Backend
+from protos import service_pb2
+
+# Fields and their numbers, types where they are not strings; "*" is repeated, "{}" a map to int64 or string.
+MESSAGES = {
+    "Empty": "",
+    "BaseInfoResponse": "running=1:bool core_version=2 version=3 core_type=4 state=16 reason=17 warnings=18:*string",
+    "Backend": "type=1:BackendType config=2 users=3:*User keep_alive=4:uint64 exclude_inbounds=5:*string",
+    "Log": "detail=1",
+    "Stat": "name=1 type=2 link=3 value=4:int64",
+    "StatResponse": "stats=1:*Stat",
+    "StatRequest": "name=1 reset=2:bool type=3:StatType",
+    "OnlineStatResponse": "name=1 value=2:int64",
+    "StatsOnlineIpListResponse": "name=1 ips=2:{string,int64}",
+    "Latency": "name=1 alive=2:bool delay=3:int64 link=4 last_seen_time=5:int64 last_try_time=6:int64 source=7",
+    "LatencyRequest": "name=1",
+    "LatencyResponse": "latencies=1:*Latency",
+    "BackendStatsResponse": (
+        "num_goroutine=1:uint32 num_gc=2:uint32 alloc=3:uint64 total_alloc=4:uint64 sys=5:uint64 mallocs=6:uint64 "
+        "frees=7:uint64 live_objects=8:uint64 pause_total_ns=9:uint64 uptime=10:uint32"
+    ),
+    "SystemStatsResponse": (
+        "mem_total=1:uint64 mem_used=2:uint64 cpu_cores=3:uint64 cpu_usage=4:double incoming_bandwidth_speed=5:uint64 "
+        "outgoing_bandwidth_speed=6:uint64 uptime=7:uint64"
+    ),
+    "Vmess": "id=1",
+    "Vless": "id=1 flow=2",
+    "Trojan": "password=1",
+    "Shadowsocks": "password=1 method=2",
+    "Wireguard": "public_key=1 peer_ips=2:*string",
+    "Hysteria": "auth=1",
+    "Masque": "pass=1",
+    "Proxy": (
+        "vmess=1:Vmess vless=2:Vless trojan=3:Trojan shadowsocks=4:Shadowsocks wireguard=5:Wireguard "
+        "hysteria=6:Hysteria masque=7:Masque"
+    ),
+    "User": "email=1 proxies=2:Proxy inbounds=3:*string",
+    "Users": "users=1:*User",
+    "UsersChunk": "users=1:*User index=2:uint64 last=3:bool",
+    "RoutingRule": "outbound_tag=1 rule_tag=2",
+    "RoutingRulesResponse": "rules=1:*RoutingRule",
+    "BalancerInfoRequest": "tag=1",
+    "BalancerInfoResponse": "override_target=1 principle_target=2:*string",
+    "TestRouteRequest": (
+        "inbound_tag=1 network=2 target_ip=3 target_domain=4 target_port=5:uint32 protocol=6 user=7 "
+        "attributes=8:{string,string} field_selectors=9:*string publish_result=10:bool"
+    ),
+    "RouteResult": "outbound_tag=1 outbound_group_tags=2:*string inbound_tag=3 network=4 target_domain=5",
+    "AddRoutingRuleRequest": "rule=1 should_reset=2:bool",
+    "RemoveRoutingRuleRequest": "rule_tag=1",
+    "OverrideBalancerTargetRequest": "balancer_tag=1 target=2",
+}
+ENUMS = {
+    "BackendType": {"XRAY": 0, "WIREGUARD": 1, "SING_BOX": 3},
+    "StatType": {"Outbounds": 0, "Outbound": 1, "Inbounds": 2, "Inbound": 3, "UsersStat": 4, "UserStat": 5},
+}
+# Request and reply, REST's verbs and path; "stream" where messages come one by one.
+OPERATIONS = {
+    "Start": "Backend -> BaseInfoResponse POST /start",
+    "Stop": "Empty -> Empty PUT /stop",
+    "GetBaseInfo": "Empty -> BaseInfoResponse GET /info",
+    "GetLogs": "Empty -> stream Log GET /logs",
+    "GetSystemStats": "Empty -> SystemStatsResponse GET /stats/system",
+    "GetBackendStats": "Empty -> BackendStatsResponse GET /stats/backend",
+    "GetStats": "StatRequest -> StatResponse GET /stats",
+    "GetUserOnlineStats": "StatRequest -> OnlineStatResponse GET /stats/user/online",
+    "GetUserOnlineIpListStats": "StatRequest -> StatsOnlineIpListResponse GET /stats/user/online_ip",
+    "GetOutboundsLatency": "LatencyRequest -> LatencyResponse GET /stats/latency",
+    "SyncUser": "stream User -> Empty PUT /user/sync",
+    "SyncUsers": "Users -> Empty PUT,POST /users/sync",
+    "SyncUsersChunked": "stream UsersChunk -> Empty PUT /users/sync/chunked",
+    "ListRoutingRules": "Empty -> RoutingRulesResponse GET /routing/rules",
+    "GetBalancerInfo": "BalancerInfoRequest -> BalancerInfoResponse POST /routing/balancer",
+    "TestRoute": "TestRouteRequest -> RouteResult POST /routing/test",
+    "AddRoutingRule": "AddRoutingRuleRequest -> Empty PUT /routing/rules",
+    "RemoveRoutingRule": "RemoveRoutingRuleRequest -> Empty DELETE /routing/rules",
+    "OverrideBalancerTarget": "OverrideBalancerTargetRequest -> Empty PUT /routing/balancer/override",
+}
+_TYPES = {
+    getattr(FieldDescriptor, f"TYPE_{name.upper()}"): name
+    for name in ("bool", "string", "int64", "uint32", "uint64", "double")
+}
+
+
+def type_of(field: FieldDescriptor) -> str:
+    message = field.message_type
+    if message is not None and message.GetOptions().map_entry:
+        return f"{{{type_of(message.fields_by_name['key'])},{type_of(message.fields_by_name['value'])}}}"
+    named = message or field.enum_type
+    return ("*" if field.is_repeated else "") + (named.name if named is not None else _TYPES[field.type])
+
+
+def described(name: str) -> str:
+    """A message of the descriptor, as MESSAGES writes it."""
+    fields = service_pb2.DESCRIPTOR.message_types_by_name[name].fields
+    words = [(f"{field.name}={field.number}", type_of(field)) for field in fields]
+    return " ".join(word if kind == "string" else f"{word}:{kind}" for word, kind in words)
+
+
+def operation(method: Method) -> str:
+    """A row of METHODS over the descriptor, as OPERATIONS writes it."""
+    rpc = SERVICE.methods_by_name[method.name]
+    request = ("stream " if rpc.client_streaming else "") + rpc.input_type.name
+    response = ("stream " if rpc.server_streaming else "") + rpc.output_type.name
+    return f"{request} -> {response} {','.join(method.verbs)} {method.path}"
+
+
+def test_all_messages_are_written_down() -> None:
+    """The interface has these messages and enumerations, and no others."""
+    assert set(service_pb2.DESCRIPTOR.message_types_by_name) == set(MESSAGES)
+    assert set(service_pb2.DESCRIPTOR.enum_types_by_name) == set(ENUMS)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_fields_have_the_numbers_in_the_field(name: str) -> None:
+    """Numbers and types are those of deployed controllers; another one could be used by nobody."""
+    assert described(name) == MESSAGES[name]
+
+
+@pytest.mark.parametrize("name", ENUMS)
+def test_enumerations_have_the_numbers_in_the_field(name: str) -> None:
+    """So are the values of enumerations."""
+    values = service_pb2.DESCRIPTOR.enum_types_by_name[name].values
+    assert {value.name: value.number for value in values} == ENUMS[name]
+
+
+def test_the_service_has_its_name() -> None:
+    """gRPC paths are /service.NodeService/…, which is what clients call."""
+    assert SERVICE.full_name == "service.NodeService"
+
+
+def test_every_operation_is_a_method() -> None:
+    """METHODS has each RPC of the service once, in its order, with messages, verbs and path as documented."""
+    assert {method.name: operation(method) for method in METHODS} == OPERATIONS
+    assert [method.name for method in METHODS] == [rpc.name for rpc in SERVICE.methods]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_kinds_follow_the_descriptor(method: Method) -> None:
+    """How messages come and go is what the descriptor says, and so are their types."""
+    rpc = SERVICE.methods_by_name[method.name]
+    kinds = {(False, False): Kind.UNARY, (False, True): Kind.LOGS, (True, False): Kind.FEED}
+    assert method.kind is kinds[rpc.client_streaming, rpc.server_streaming]
+    assert method.request.DESCRIPTOR is rpc.input_type
+    assert method.response.DESCRIPTOR is rpc.output_type
+
+
+def test_verbs_and_paths_are_unambiguous() -> None:
+    """A verb and a path are one operation."""
+    routes = [(verb, method.path) for method in METHODS for verb in method.verbs]
+    assert len(routes) == len(set(routes))
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method.built], ids=lambda method: method.name)
+def test_what_is_built_is_there(method: Method) -> None:
+    """The backend has the coroutine that a built row names; logs come from the ring."""
+    if method.kind is Kind.LOGS:
+        return
+    call = getattr(Backend, method.call)
+    assert inspect.iscoroutinefunction(call) is (method.kind is Kind.UNARY)
+
+
+def test_feeds_over_rest_are_cut_as_clients_send_them() -> None:
+    """One user is the body; chunks stand behind their lengths."""
+    cuts = {method.name: method.cut for method in METHODS if method.kind is Kind.FEED}
+    assert cuts == {"SyncUser": single, "SyncUsersChunked": delimited}
+
+
+def test_what_works_without_a_backend() -> None:
+    """Info, logs, system figures, traffic, Start and Stop need no backend; the core's own answers and users do."""
+    free = {method.name for method in METHODS if method.built and not method.needs_backend}
+    assert free == {"Start", "Stop", "GetBaseInfo", "GetLogs", "GetSystemStats", "GetStats"}
+
+
+def test_bodies_of_64_mebibytes() -> None:
+    """Deployed controllers send and accept messages of 64 MiB."""
+    assert MAX_BODY == 67108864

@@ -1,0 +1,166 @@
+"""Looking after a running core: one that answers is left alone, one that hangs is told of, users are repaired."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import CancelledError
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from node.backend.health import AGAIN, AUDIT, INTERVAL, PATIENCE, Watch
+from node.contract.accounts import Accounts
+from node.contract.driver import Generation
+from node.errors import CoreFailed
+from tests.harness.memory import Gate, MemoryGeneration, MemoryPlan
+
+
+def one_more(accounts: dict[str, Accounts]) -> int:
+    accounts["a"]["stranger"] = b"who"
+    return 1
+
+
+class WatchTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.hung: list[tuple[float, str]] = []
+        self.repaired: list[Generation] = []
+        self.fault: Exception | None = None
+        self.core = MemoryGeneration(self.clock, MemoryPlan("a", ("a",)), {"a": {}}, Gate())
+        self.watch = Watch(self.clock, self._hung, self._repair)
+        self.watch.begin(self.core)
+
+    def _hung(self, generation: Generation, reason: str) -> None:
+        self.hung.append((self.clock.seconds(), reason))
+        generation.kill()
+
+    async def _repair(self, generation: Generation) -> None:
+        self.repaired.append(generation)
+        if self.fault:
+            raise self.fault
+
+    def pass_time(self, seconds: float) -> None:
+        self.clock.pump([0.25] * int(seconds * 4))
+
+    def test_a_core_that_answers(self) -> None:
+        """A core that answers is asked on and on, and nothing else happens to it."""
+        self.pass_time(600)
+        self.assertEqual(self.hung, [])
+        self.assertEqual(self.core.asked, 600 // INTERVAL)
+        self.assertEqual(self.core.audited, 600 // AUDIT)
+
+    def test_a_core_that_hangs(self) -> None:
+        """A core that gives no answer for so long is told of once, with the time, in time."""
+        self.pass_time(60)
+        self.core.silent = True
+        self.pass_time(60)
+        [(when, reason)] = self.hung
+        self.assertLessEqual(when, 60 + INTERVAL + PATIENCE + AGAIN)
+        self.assertIn(f"{PATIENCE:g} s", reason)
+
+    def test_a_core_that_was_busy(self) -> None:
+        """One that answers before its time is over is left alone, and its users are compared at once."""
+        self.core.silent = True
+        self.pass_time(INTERVAL + PATIENCE - 2)
+        self.core.silent = False
+        self.assertEqual(self.core.audited, 0)
+        self.pass_time(INTERVAL)
+        self.assertEqual((self.hung, self.core.audited), ([], 1))
+
+    def test_a_connection_that_broke(self) -> None:
+        """A refusal at once is no verdict: it is asked again until the time is over; then its users are compared."""
+        asked = []
+
+        async def refuses(seconds: float) -> bool:
+            asked.append(seconds)
+            return len(asked) > 3
+
+        self.core.answers = refuses  # type: ignore[method-assign]
+        self.pass_time(INTERVAL + 3 * AGAIN + 1)
+        self.assertEqual(self.hung, [])
+        self.assertEqual(len(asked), 4)
+        self.assertEqual(sorted(asked, reverse=True), asked)
+        self.assertEqual(self.core.audited, 1)
+
+    def test_a_connection_that_stays_broken(self) -> None:
+        """A core that refuses to answer for the whole time is as good as gone."""
+        self.core.silent = True
+
+        async def refuses(seconds: float) -> bool:
+            return False
+
+        self.core.answers = refuses  # type: ignore[method-assign]
+        self.pass_time(INTERVAL + PATIENCE - 1)
+        self.assertEqual(self.hung, [])
+        self.pass_time(2)
+        self.assertEqual(len(self.hung), 1)
+
+    def test_a_core_that_ended(self) -> None:
+        """Nothing is asked of a core that is gone, and nobody is told that it hangs."""
+        self.core.silent = True
+        self.pass_time(INTERVAL + 1)
+        self.core.die()
+        asked = self.core.asked
+        self.pass_time(600)
+        self.assertEqual((self.core.asked, self.core.audited, self.hung), (asked, 0, []))
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_users(self) -> None:
+        """At each look its users are made what they shall be, also if they are the ones that it confirmed."""
+        self.core.audits = [lambda _: 0, one_more]
+        for looks in (1, 2):
+            self.pass_time(AUDIT)
+            self.assertEqual(self.repaired, [self.core] * looks)
+
+    def test_a_comparison_that_fails(self) -> None:
+        """A core that does not list its users, or a repair that fails, is looked at again the next time."""
+        self.fault = CoreFailed("no")
+        self.core.audits = [CoreFailed("no"), one_more, one_more]
+        self.pass_time(3 * AUDIT)
+        self.assertEqual((self.core.audited, len(self.repaired)), (3, 3))
+
+    def test_doubt(self) -> None:
+        """The moment it answers again its users are looked at, once for all doubts; a later doubt counts."""
+        for _ in range(2):
+            self.core.audited, self.repaired = 0, []
+            self.core.silent = True
+            for _ in range(3):
+                self.watch.doubt(self.core)
+            self.pass_time(2)
+            self.assertEqual(self.core.audited, 0)
+            self.core.silent = False
+            self.pass_time(0.25)
+            self.assertEqual((self.core.audited, self.repaired), (1, [self.core]))
+
+    def test_a_doubtful_core_that_hangs(self) -> None:
+        """It is told of, and nothing is left to be done."""
+        self.core.silent = True
+        self.watch.doubt(self.core)
+        self.pass_time(PATIENCE + AGAIN)
+        self.assertEqual((len(self.hung), self.clock.getDelayedCalls()), (1, []))
+
+    def test_a_look_that_fails_in_no_foreseen_way(self) -> None:
+        """It is no end of the watch: operators are told, and the next look comes."""
+
+        def fail(_: object) -> int:
+            raise KeyError("odd")
+
+        async def broken(seconds: float) -> bool:
+            self.core.asked += 1
+            raise CancelledError
+
+        self.core.audits = [fail, one_more]
+        answers, self.core.answers = self.core.answers, broken  # type: ignore[method-assign]
+        self.pass_time(AUDIT)
+        self.assertEqual(len(self.watch.warnings), 2)
+        self.assertEqual(len(self.flushLoggedErrors(KeyError, CancelledError)), 2)
+        self.assertEqual(self.core.asked, AUDIT // INTERVAL)
+        self.core.answers = answers  # type: ignore[method-assign]
+        self.pass_time(AUDIT)
+        self.assertEqual(self.watch.warnings, [])
+        self.assertEqual((self.repaired, self.hung), ([self.core], []))
+        self.fault = ValueError("odd")
+        self.core.audits = [one_more]
+        self.pass_time(AUDIT)
+        self.assertEqual(len(self.watch.warnings), 1)
+        self.flushLoggedErrors(ValueError)
+        self.core.die()
+        self.assertEqual(self.watch.warnings, [])

@@ -1,0 +1,185 @@
+"""How long a backend goes on when nobody calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from node.api.auth import Dialect
+from node.api.calls import Call
+from node.api.methods import METHODS
+from node.api.operations import Backend, Policy
+from node.backend.keepalive import KeepAlive
+from node.errors import CoreFailed
+from node.logs import LogRing
+from node.state.database import Changes, Saved
+from protos import service_pb2
+from protos.service_pb2 import XRAY, Empty
+from tests.harness.memory import MemoryDriver, MemoryRecord
+
+
+class KeepAliveTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.told: list[str] = []
+        self.keep_alive = KeepAlive(self.clock, self.told.append)
+
+    def test_it_expires_once(self) -> None:
+        """After its time, and not again until somebody was heard of."""
+        self.keep_alive.set(10)
+        self.clock.advance(9)
+        self.assertEqual((self.told, self.keep_alive.left), ([], 1))
+        self.clock.advance(100)
+        self.assertEqual((self.told, self.keep_alive.left), (["no controller was heard of for 10 s"], None))
+        self.keep_alive.touch()
+        self.clock.advance(10)
+        self.assertEqual(len(self.told), 2)
+
+    def test_each_word_counts(self) -> None:
+        """Whoever calls in time keeps it."""
+        self.keep_alive.set(10)
+        for _ in range(5):
+            self.clock.advance(9)
+            self.keep_alive.touch()
+        self.assertEqual((self.told, self.keep_alive.left), ([], 10))
+
+    def test_never(self) -> None:
+        """0 is for ever, and nothing runs after a stop."""
+        self.keep_alive.set(0)
+        self.keep_alive.touch()
+        self.assertEqual((self.keep_alive.left, self.clock.getDelayedCalls()), (None, []))
+        self.keep_alive.set(10)
+        self.keep_alive.stop()
+        self.keep_alive.touch()
+        self.assertEqual((self.keep_alive.seconds, self.clock.getDelayedCalls()), (0, []))
+
+    def test_what_was_left(self) -> None:
+        """It goes on with what was left of it, never with more; the next word gives all of it again."""
+        self.keep_alive.set(10, 3)
+        self.assertEqual(self.keep_alive.left, 3)
+        self.keep_alive.touch()
+        self.assertEqual(self.keep_alive.left, 10)
+        self.keep_alive.set(10, 99)
+        self.assertEqual(self.keep_alive.left, 10)
+
+    def test_nothing_is_left(self) -> None:
+        """A rest below zero, as a node has it that was too busy to look at its clock, is none."""
+        self.keep_alive.set(10, -3)
+        self.assertEqual(self.keep_alive.left, 0)
+        self.clock.rightNow += 5
+        self.assertEqual(self.keep_alive.left, 0)
+        self.clock.advance(0)
+        self.assertEqual(len(self.told), 1)
+
+
+class Kept(MemoryRecord):
+    """A store on no disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.warnings: list[str] = []
+        self.everything: Callable[[], Changes] = Changes
+
+    def keep_alive(self, left: float) -> None:
+        """It is asked of the backend."""
+
+    def rows(self, rows: object) -> None:
+        """There is no traffic."""
+
+
+class BackendTests(SynchronousTestCase):
+    """Whatever backend there is ends when its own time is over, however it came to run."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.driver = MemoryDriver(self.clock)
+        store, ring = cast(Any, Kept()), LogRing(self.clock, 1000)
+        self.backend = Backend(self.clock, ring, {XRAY: self.driver}, cast(Any, None), store, Policy())
+        self.call = Call(next(method for method in METHODS if method.name == "Start"), Dialect.DOCUMENT)
+        self.saved = Saved()
+
+    def tearDown(self) -> None:
+        self.driver.launching.open()
+        ensureDeferred(self.backend.close())
+        self.clock.pump([1] * 30)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def start(self, config: str, keep_alive: int) -> Deferred[Any]:
+        request = service_pb2.Backend(type=XRAY, config=config, keep_alive=keep_alive)
+        return ensureDeferred(self.backend.start(request, self.call))
+
+    def begin(self, keep_alive: int = 0, left: float | None = None) -> None:
+        """A node begins; what ran before it had this much of its keep-alive left."""
+        request = service_pb2.Backend(type=XRAY, config="a", keep_alive=keep_alive).SerializeToString()
+        self.backend.begin(Saved(request if keep_alive else b"", left))
+
+    def lives(self, seconds: float) -> None:
+        """A core runs for so long from now on, and then no more."""
+        self.clock.pump([0.25] * int(4 * seconds - 1))
+        self.assertEqual(len(self.driver.running), 1)
+        self.clock.pump([0.25, 0, 0])
+        self.assertEqual(self.driver.running, [])
+
+    def test_after_a_resume(self) -> None:
+        """What was left goes on when the core is back, at once or after some tries."""
+        for faults in (0, 2):
+            self.driver.faults = [CoreFailed("no")] * faults
+            self.begin(10, 4)
+            self.clock.pump([0] + [0.25] * 4 * (faults - 1))
+            self.lives(4)
+            self.tearDown()
+            self.setUp()
+        self.begin()
+
+    def test_nothing_was_left(self) -> None:
+        """It is over at once."""
+        self.begin(10, -0.25)
+        self.clock.advance(0)
+        self.assertEqual(self.driver.running, [])
+
+    def test_after_a_failed_start(self) -> None:
+        """What runs again, at once or after some tries, has all of its time: a controller was heard of."""
+        self.begin()
+        for faults in (1, 3):
+            self.successResultOf(self.start("a", 10))
+            self.clock.advance(5)
+            self.driver.faults = [CoreFailed("no")] * faults
+            self.failureResultOf(self.start("b", 0), CoreFailed)
+            self.clock.pump([0, 0, 1] if faults > 1 else [0])
+            self.lives(9 if faults > 1 else 10)
+
+    def test_after_an_unforeseen_fault(self) -> None:
+        """So has it then."""
+        self.begin()
+        self.successResultOf(self.start("a", 10))
+        self.driver.prepare = None  # type: ignore[assignment, method-assign]
+        self.failureResultOf(self.start("b", 0), TypeError)
+        self.lives(10)
+
+    def test_while_starts_are_under_way(self) -> None:
+        """Nothing expires, also when one of them has ended; afterwards the newest backend's time counts."""
+        self.begin()
+        first = self.start("a", 1)
+        self.driver.launching.shut = True
+        second = self.start("b", 10)
+        self.successResultOf(first)
+        self.clock.pump([0.25] * 20)
+        self.driver.launching.open()
+        self.successResultOf(second)
+        self.lives(10)
+
+    def test_after_a_stop(self) -> None:
+        """It has none, whatever fails then, and nothing is stopped later on."""
+        self.begin()
+        self.successResultOf(self.start("a", 10))
+        self.successResultOf(ensureDeferred(self.backend.stop(Empty(), self.call)))
+        self.driver.faults = [CoreFailed("no")]
+        self.failureResultOf(self.start("b", 10), CoreFailed)
+        self.successResultOf(self.start("c", 0))
+        self.backend.touch()
+        self.clock.pump([1] * 60)
+        self.assertEqual(len(self.driver.running), 1)

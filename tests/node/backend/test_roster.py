@@ -1,0 +1,267 @@
+"""User sets: what a change is, whose a credential is, and that the same rule holds live, at Start and at resume."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from node.backend.roster import Roster, one_spelling
+from node.contract.accounts import Account, Accounts, Change, Refusal, Unusable, apply, diff, key_of
+from protos.service_pb2 import Proxy, Trojan, User, Vless
+
+TAGS = ("a", "b", "c")
+
+
+def account_of(tag: str, user: User) -> Account | None:
+    """A driver's rule in small: the password is the credential, none is none, and one is no good."""
+    password = user.proxies.trojan.password
+    if not password:
+        return None
+    if password == "bad":
+        raise Unusable("the password is bad")
+    return Account(f"{tag}/{user.email}/{password}".encode(), password.encode())
+
+
+def person(email: str, password: str = "", *inbounds: str) -> User:
+    return User(email=email, proxies=Proxy(trojan=Trojan(password=password)), inbounds=inbounds)
+
+
+def roster_of(*users: User) -> tuple[Roster, list[Refusal]]:
+    return Roster.of(users, TAGS, account_of)
+
+
+emails = st.sampled_from(["ann", "ANN", "bob", "cy", "İ", "i", "ΑΣ", "ας", ""])
+passwords = st.sampled_from(["", "one", "two", "bad"])
+inbounds = st.lists(st.sampled_from([*TAGS, "unknown"]), max_size=4)
+users = st.builds(lambda email, password, tags: person(email, password, *tags), emails, passwords, inbounds)
+account_sets = st.dictionaries(st.sampled_from("vwxyz"), st.binary(max_size=2))
+targets = st.fixed_dictionaries(dict.fromkeys(TAGS, account_sets))
+
+
+@settings(deadline=None)
+@given(targets, targets)
+def test_a_diff_leads_to_its_target(before: dict[str, Accounts], after: dict[str, Accounts]) -> None:
+    """Applied to what there was, a diff gives what there shall be, and the old accounts stay as they are."""
+    kept = {tag: dict(accounts) for tag, accounts in before.items()}
+    assert apply(diff(before, after), before) == after
+    assert before == kept
+
+
+@settings(deadline=None)
+@given(targets, targets)
+def test_a_diff_touches_nobody_else(before: dict[str, Accounts], after: dict[str, Accounts]) -> None:
+    """Exactly the users whose account differs are in a diff, each once."""
+    touched = [(tag, key) for tag, key, _ in diff(before, after)]
+    assert sorted(touched) == sorted(
+        (tag, key)
+        for tag in TAGS
+        for key in before[tag].keys() | after[tag].keys()
+        if before[tag].get(key) != after[tag].get(key)
+    )
+
+
+def test_a_diff_from_nothing_adds_everybody() -> None:
+    """A core that confirmed nothing for an inbound yet is given all its users."""
+    assert diff({}, {"a": {"ann": b"1"}}) == [Change("a", "ann", b"1")]
+
+
+def stored(roster: Roster) -> list[User]:
+    return [User.FromString(packed) for packed in roster.users.values()]
+
+
+def play(roster: Roster, steps: Iterable[User | str]) -> None:
+    """Put users and remove keys, checking on the way that `touched` names every change of the target."""
+    for step in steps:
+        before = {tag: dict(accounts) for tag, accounts in roster.target.items()}
+        touched = roster.remove(key_of(step)) if isinstance(step, str) else roster.put(step)[0]
+        assert {(tag, key) for tag, key, _ in diff(before, roster.target)} <= touched
+
+
+@settings(deadline=None)
+@given(st.lists(users, max_size=12), st.lists(st.one_of(users, emails), max_size=12))
+def test_live_and_resumed_rosters_agree(first: list[User], steps: list[User | str]) -> None:
+    """After any changes the accounts are those that the stored users, in stored order, would give at a start."""
+    roster, _ = roster_of(*first)
+    play(roster, steps)
+    resumed, _ = Roster.of(stored(roster), TAGS, account_of)
+    assert resumed.target == roster.target
+    assert list(resumed.users.items()) == list(roster.users.items())
+
+
+@settings(deadline=None)
+@given(st.lists(users, max_size=12), st.lists(st.one_of(users, emails), max_size=12))
+def test_the_first_in_stored_order_has_the_credential(first: list[User], steps: list[User | str]) -> None:
+    """In every inbound each credential is one user's: of those who claim it, the first in stored order."""
+    roster, _ = roster_of(*first)
+    play(roster, steps)
+    for tag in TAGS:
+        expected: dict[str, bytes] = {}
+        held: set[str] = set()
+        for user in stored(roster):
+            password = user.proxies.trojan.password
+            if tag in user.inbounds and password not in held | {"", "bad"}:
+                held.add(password)
+                expected[key_of(user.email)] = f"{tag}/{user.email}/{password}".encode()
+        assert roster.target[tag] == expected
+
+
+@settings(deadline=None)
+@given(st.lists(users, max_size=12), st.lists(users, max_size=12))
+def test_who_is_not_in_force_was_refused(first: list[User], then: list[User]) -> None:
+    """A user with a credential for a known inbound is in force there, or refused by name each time he is supplied."""
+    roster, _ = roster_of(*first)
+    for user in then:
+        _, refused = roster.put(user)
+        waits = {tag for tag in TAGS if tag in user.inbounds and user.proxies.trojan.password}
+        waits -= {tag for tag in TAGS if key_of(user.email) in roster.target[tag]}
+        assert len(refused) == (1 if not user.email else len(waits))
+        assert {refusal.email for refusal in refused} <= {user.email}
+
+
+@settings(deadline=None)
+@given(st.lists(users, max_size=12), st.lists(users, max_size=12))
+def test_what_is_taken_over_is_what_would_be_built(before: list[User], everybody: list[User]) -> None:
+    """A set built with the help of the one before equals the set built from nothing."""
+    helped, refused = Roster.of(everybody, TAGS, account_of, roster_of(*before)[0])
+    alone, refused_alone = roster_of(*everybody)
+    assert (helped.users, helped.target, refused) == (alone.users, alone.target, refused_alone)
+    for user in before:
+        assert helped.put(user) == alone.put(user)
+    assert (helped.users, helped.target) == (alone.users, alone.target)
+
+
+@settings(deadline=None)
+@given(st.lists(users, max_size=12))
+def test_the_same_user_again_changes_nothing(everybody: list[User]) -> None:
+    """Users who are supplied again as they are stored touch nothing and keep their order."""
+    roster, _ = roster_of(*everybody)
+    before = list(roster.users.items())
+    for user in stored(roster):
+        assert roster.put(user)[0] == set()
+    assert list(roster.users.items()) == before
+
+
+def test_inbounds_in_another_order_change_nothing() -> None:
+    """The order in which a controller lists a user's inbounds, which is random, says nothing: he keeps his place."""
+    roster, _ = roster_of(person("ann", "one", "a", "b"), person("bob", "one", "a", "b"))
+    touched, refused = roster.put(person("ann", "one", "b", "a"))
+    assert (touched, refused) == (set(), [])
+    assert [*roster.target["a"], *roster.target["b"]] == ["ann", "ann"]
+
+
+def test_a_released_credential_goes_to_who_waits() -> None:
+    """Who was refused for a credential gets it when its holder goes, the longest-waiting first."""
+    roster, refused = roster_of(*(person(name, "one", "a") for name in ("ann", "bob", "cy")))
+    assert [refusal.email for refusal in refused] == ["bob", "cy"]
+    assert roster.remove("ann") == {("a", "ann"), ("a", "bob")}
+    assert roster.put(person("bob", "two", "a"))[0] == {("a", "bob"), ("a", "cy")}
+    assert roster.target["a"] == {"cy": b"a/cy/one", "bob": b"a/bob/two"}
+
+
+def test_swapped_credentials() -> None:
+    """Two users who trade credentials, one message each, both end with what they asked for."""
+    roster, _ = roster_of(person("ann", "one", "a"), person("bob", "two", "a"))
+    roster.put(person("ann", "two", "a"))
+    assert "ann" not in roster.target["a"]
+    roster.put(person("bob", "one", "a"))
+    assert roster.target["a"] == {"ann": b"a/ann/two", "bob": b"a/bob/one"}
+
+
+def test_no_credential_is_none() -> None:
+    """An empty password lets nobody in, and is nothing to complain of."""
+    roster, refused = roster_of(person("ann", "", "a"), person("bob", "", "a"))
+    assert (roster.target["a"], refused) == ({}, [])
+
+
+@pytest.mark.parametrize("tags", [(), ("unknown",), ("", "unknown")])
+def test_no_known_inbound_removes(tags: tuple[str, ...]) -> None:
+    """A user with none of the known inbounds is removed, however his e-mail is written."""
+    roster, _ = roster_of(person("Ann", "one", "a"))
+    assert roster.put(person("aNN", "one", *tags)) == ({("a", "ann")}, [])
+    assert roster.users == {}
+    assert roster.target == {tag: {} for tag in TAGS}
+
+
+def test_unknown_inbounds_are_ignored() -> None:
+    """Tags of other cores beside a known one, or a known one twice, neither matter nor are errors."""
+    roster, refused = roster_of(person("ann", "one", "elsewhere", "a", "a"))
+    assert refused == []
+    assert roster.target == {"a": {"ann": b"a/ann/one"}, "b": {}, "c": {}}
+
+
+def test_one_bad_inbound_spares_the_others() -> None:
+    """A user who cannot be built for one inbound is still given the others."""
+
+    def picky(tag: str, user: User) -> Account | None:
+        if tag == "a":
+            raise Unusable("not here")
+        return account_of(tag, user)
+
+    roster, refused = Roster.of([person("ann", "one", "a", "b")], TAGS, picky)
+    assert refused == [Refusal("ann", "a: not here")]
+    assert roster.target["b"] == {"ann": b"b/ann/one"}
+
+
+@pytest.mark.parametrize("email", ["", "a>>>b", "a\nb", "a\x00b", "a\u2028b"])
+def test_names_that_cannot_be_told_apart(email: str) -> None:
+    """A name that would break counters or logs is refused and changes nothing."""
+    roster, refused = roster_of(person(email, "one", "a"))
+    assert [refusal.email for refusal in refused] == [email]
+    assert roster.users == {}
+
+
+def test_the_last_entry_of_a_name_wins() -> None:
+    """Of two entries in one set with the same e-mail the last one counts, a removal too."""
+    roster, refused = roster_of(person("ann", "one", "a"), person("bob", "two", "a"), person("ann", "one", "b"))
+    assert refused == []
+    assert roster.target == {"a": {"bob": b"a/bob/two"}, "b": {"ann": b"b/ann/one"}, "c": {}}
+    gone, _ = roster_of(person("ann", "one", "a"), person("ann"))
+    assert gone.users == {}
+
+
+def test_a_second_spelling_is_refused_by_name() -> None:
+    """Two spellings of one e-mail in a set are two users by mistake: the first stays, the other is named."""
+    refused: list[Refusal] = []
+    kept = one_spelling([person("Ann", "one"), person("ann", "two"), person("Ann", "three")], refused)
+    assert {key: (user.email, user.proxies.trojan.password) for key, user in kept.items()} == {"ann": ("Ann", "three")}
+    assert [refusal.email for refusal in refused] == ["ann"]
+    assert "'Ann'" in refused[0].reason
+
+
+def test_a_new_spelling_alone_renames() -> None:
+    """A user who comes in another spelling later is the same user with a new name."""
+    roster, _ = roster_of(person("Ann", "one", "a"))
+    assert roster.put(person("ann", "one", "a")) == ({("a", "ann")}, [])
+    assert roster.target["a"] == {"ann": b"a/ann/one"}
+    assert list(roster.users) == ["ann"]
+
+
+@pytest.mark.parametrize(
+    ("email", "key"),
+    [("Ann@X.org", "ann@x.org"), ("İ", "i"), ("ΑΣ", "ας"[:1] + "σ"), ("ẞ", "ß"), ("K", "k"), ("42", "42"), ("", "")],
+)
+def test_keys_as_go_lowers_them(email: str, key: str) -> None:
+    """One simple lower-case letter for each letter, no final sigma, no dot that is left over (strings.ToLower)."""
+    assert key_of(email) == key
+
+
+@settings(deadline=None)
+@given(st.text())
+@example("İ")
+def test_keys_are_stable(email: str) -> None:
+    """A key has as many characters as the name, and is its own key."""
+    key = key_of(email)
+    assert len(key) == len(email)
+    assert key_of(key) == key
+
+
+def test_users_are_kept_as_they_came() -> None:
+    """What is stored for a resume is the whole message, with credentials of inbounds that are not known today."""
+    user = person("ann", "one", "a", "elsewhere")
+    user.proxies.vless.CopyFrom(Vless(id="b831381d-6324-4d53-ad4f-8cda48b30811"))
+    roster, _ = roster_of(user)
+    kept = stored(roster)[0]
+    assert (kept.proxies, set(kept.inbounds)) == (user.proxies, set(user.inbounds))

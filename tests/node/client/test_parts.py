@@ -1,0 +1,442 @@
+"""The client's parts by themselves: which error is which, chunks, and streams that go on behind the last line read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import Protocol
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.client import ResponseDone
+
+from node import errors
+from node.api.auth import Dialect
+from node.api.methods import METHODS
+from node.client import LogStream, NoReply, Target, UnexpectedReply, Unreachable
+from node.client.body import MAX_LINE, SILENCE, LogBody
+from node.client.client import chunks
+from node.client.failures import of_grpc, of_http
+from node.client.inbox import ROOM, Inbox
+from node.client.logs import GAP, QUIET, overlap
+from node.errors import KINDS, NodeError
+from node.logs import NODE_MARK, REPLAY, TOO_SLOW
+from node.transport.site import describe
+from protos.service_pb2 import User
+
+START, INFO = METHODS[0], METHODS[2]
+
+# One of each kind, in words that the node uses.
+SAID: dict[type[NodeError], NodeError] = {
+    errors.Internal: errors.Internal("internal error in Start: KeyError; the node's log has more"),
+    errors.Unauthenticated: errors.Unauthenticated(),
+    errors.InvalidRequest: errors.InvalidRequest("the last chunk is missing"),
+    errors.InvalidConfig: errors.InvalidConfig("the core refuses the configuration: what is that?"),
+    errors.UnknownPath: errors.UnknownPath("there is no such path; the interface has its list"),
+    errors.UnknownName: errors.UnknownName("there is no user 'x'"),
+    errors.WrongVerb: errors.WrongVerb("this path takes other HTTP methods: see Allow"),
+    errors.RequestTimeout: errors.RequestTimeout("the request did not arrive in time"),
+    errors.TooLarge: errors.TooLarge("the chunks are over 67108864 bytes together"),
+    errors.WrongMediaType: errors.WrongMediaType("the body is text/plain: send it as application/x-protobuf"),
+    errors.Unsupported: errors.Unsupported("GetOutboundsLatency is not built yet"),
+    errors.NotInitialized: errors.NotInitialized(),
+    errors.NotStarted: errors.NotStarted("it was killed"),
+    errors.CoreFailed: errors.CoreFailed("the core is down: it was killed"),
+    errors.UsersRefused: errors.UsersRefused([("ann", "bad id")]),
+    errors.Aborted: errors.Aborted(),
+    errors.ShuttingDown: errors.ShuttingDown(),
+}
+# Over gRPC nobody is told of these: it has its own words for what stands behind them, or they cannot happen.
+ONLY_REST = {errors.WrongVerb, errors.UnknownPath, errors.WrongMediaType}
+
+
+def test_every_kind_is_tried() -> None:
+    assert list(SAID) == list(KINDS)
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize("kind", KINDS)
+def test_errors_over_rest(kind: type[NodeError], dialect: Dialect) -> None:
+    """Each error of the node's is the same one for the client, in both dialects, with its text."""
+    said = SAID[kind]
+    method = START if kind is errors.InvalidConfig else INFO
+    found = of_http(method, said.http, describe(said, dialect)[1], dialect)
+    assert (type(found), found.text, str(found)) == (kind, said.text, said.text)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ONLY_REST])
+def test_errors_over_grpc(kind: type[NodeError]) -> None:
+    """So it is over gRPC."""
+    said = SAID[kind]
+    method = START if kind is errors.InvalidConfig else INFO
+    found = of_grpc(method, said.grpc, said.text, connected=True)
+    assert (type(found), found.text) == (kind, said.text)
+
+
+def test_refused_start_is_about_the_configuration() -> None:
+    """Where a status stands for both, a Start is refused for its configuration unless its bytes are no message."""
+    assert isinstance(of_grpc(START, "INVALID_ARGUMENT", "no inbound has a port", True), errors.InvalidConfig)
+    malformed = "the body is not a Backend message: Wire format was corrupt"
+    assert type(of_grpc(START, "INVALID_ARGUMENT", malformed, True)) is errors.InvalidRequest
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "connected"),
+    [
+        ("UNAVAILABLE", "failed to connect to all addresses; last error: UNKNOWN: Connection refused", False),
+        ("UNAVAILABLE", "Stream removed (Socket closed)", True),
+        ("UNAVAILABLE", "Cancelling all calls", True),
+        ("UNAVAILABLE", "something that grpcio says in its next version", False),
+        ("CANCELLED", "", True),
+    ],
+)
+def test_broken_connections_of_grpc(status: str, text: str, connected: bool) -> None:
+    """What gRPC says of a connection is not taken for the node's word of its core."""
+    assert type(of_grpc(INFO, status, text, connected)) is Unreachable
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (502, b"<html>Bad Gateway</html>"),
+        (200, b""),
+        (500, b"[]"),
+        (500, b"{}"),
+        (404, b'{"error": "x", "code": "internal"}'),
+    ],
+)
+def test_somebody_else_answers(answer: tuple[int, bytes]) -> None:
+    """What no node says, a known word with another's status among it, is told as such."""
+    found = of_http(INFO, *answer, Dialect.DOCUMENT)
+    assert type(found) is UnexpectedReply
+    assert isinstance(found, NoReply)
+    assert type(of_http(INFO, 418, b"teapot", Dialect.DEPLOYED)) is UnexpectedReply
+    assert type(of_grpc(INFO, "DATA_LOSS", "oh", True)) is UnexpectedReply
+
+
+def test_addresses() -> None:
+    """An IPv6 address stands in brackets, and the key is in no picture of a target."""
+    targets = [Target("rest", host, 1, "secret-secret-secret") for host in ("::1", "[::1]", "127.0.0.1", "a.example")]
+    assert [target.address for target in targets] == ["[::1]:1", "[::1]:1", "127.0.0.1:1", "a.example:1"]
+    assert "secret" not in repr(targets[0])
+
+
+def test_a_pin_that_is_none() -> None:
+    with pytest.raises(ValueError):
+        Target("grpc", "localhost", 1, "x", "no certificate").certificates()
+
+
+@given(st.lists(st.integers(0, 200), max_size=60), st.integers(100, 600))
+def test_chunks(sizes: list[int], size: int) -> None:
+    """Chunks hold everybody in order, are numbered, the last is marked, and none of several users is too large."""
+    users = [User(email=str(number), inbounds=["x" * length]) for number, length in enumerate(sizes)]
+    found = list(chunks(users, size))
+    assert [user for chunk in found for user in chunk.users] == users
+    assert [(chunk.index, chunk.last) for chunk in found] == [(n, n == len(found) - 1) for n in range(len(found))]
+    assert all(chunk.ByteSize() <= size or len(chunk.users) == 1 for chunk in found)
+
+
+# Where a stream goes on
+
+RING = [f"line {number}" for number in range(1000)]
+
+
+@given(st.integers(1, 500), st.integers(0, REPLAY - 1), st.integers(0, 500))
+def test_overlap_of_one_ring(read: int, more: int, first: int) -> None:
+    """Of a ring whose lines differ, the lines after the last one read are found, however much was read before."""
+    ring = RING[first : first + read + more]
+    known = overlap(ring[max(0, read - REPLAY) : read], ring[-REPLAY:])
+    assert known is not None
+    assert ring[-REPLAY:][known:] == ring[read:]
+
+
+def test_nothing_in_common() -> None:
+    """More lines than a new reader is given, or another ring, do not go on; where nothing was read all is new."""
+    assert overlap(RING[:REPLAY], RING[REPLAY : 2 * REPLAY]) is None
+    assert overlap(RING[:3], ["ready"]) is None
+    assert overlap([], RING[:3]) == 0
+
+
+def test_lines_that_come_again() -> None:
+    """The whole of what was read is looked for first, at its first place; then as much of its end as there is."""
+    again = ["starting", "running", "stopped"]
+    assert overlap(again, again * 2) == 3
+    assert overlap(again * 2, again * 2) == 6
+    assert overlap(["x", *again], [*again, "starting"]) == 3
+
+
+class Node:
+    """A node as log streams see it: one ring, and a source for each connection."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.ring: list[str] = []
+        self.sources: list[Inbox] = []
+        self.down: NodeError | None = None
+
+    async def connect(self) -> Inbox:
+        if self.down is not None:
+            raise self.down
+        self.sources.append(Inbox(self.clock))
+        self.sources[-1].put(self.ring[-REPLAY:])
+        return self.sources[-1]
+
+    def says(self, *lines: str) -> None:
+        self.ring.extend(lines)
+        if self.sources:
+            self.sources[-1].put(lines)
+
+    def breaks(self) -> None:
+        self.sources.pop().end(Unreachable("cut"))
+
+
+class LogStreamTests(SynchronousTestCase):
+    """A stream over connections that break."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.node = Node(self.clock)
+
+    def opened(self, **options: Any) -> LogStream:
+        stream = LogStream(self.clock, self.node.connect, **options)
+        return self.successResultOf(Deferred.fromCoroutine(stream.open()))
+
+    def taken(self, stream: LogStream) -> list[str]:
+        """What is there by now; time goes on until a stream that broke has settled."""
+        waiting = Deferred.fromCoroutine(stream.next(10))
+        self.clock.pump([0.05] * 300)
+        return self.successResultOf(waiting)
+
+    def test_goes_on_behind_the_last_line(self) -> None:
+        """Lines of the time without a connection come once, in order, and none comes twice."""
+        self.node.says("a", "b")
+        stream = self.opened()
+        self.assertEqual(self.taken(stream), ["a", "b"])
+        self.node.says("c")
+        self.node.breaks()
+        self.node.says("d", "e")
+        self.assertEqual(self.taken(stream), ["c"])
+        self.assertEqual(self.taken(stream), ["d", "e"])
+        self.node.says("f")
+        self.assertEqual(self.taken(stream), ["f"])
+
+    def test_breaks_again_and_again(self) -> None:
+        """So it is after many breaks, some before anything came; and however long the ring is."""
+        stream, expected, found = self.opened(), list[str](), list[str]()
+        for number in range(40):
+            lines = [f"{number}.{part}" for part in range(number)]
+            self.node.says(*lines[: number // 2])
+            self.node.breaks()
+            self.node.says(*lines[number // 2 :])
+            expected += lines
+            found += self.taken(stream) + self.taken(stream)
+        self.assertEqual(found, expected)
+
+    def test_a_gap_is_told(self) -> None:
+        """Where more came than a new connection is given, a line stands for what may be missing."""
+        self.node.says("a")
+        stream = self.opened()
+        self.assertEqual(self.taken(stream), ["a"])
+        self.node.breaks()
+        self.node.says(*RING[: REPLAY + 1])
+        self.assertEqual(self.taken(stream), [GAP, *RING[1 : REPLAY + 1]])
+        self.node.breaks()
+        self.node.says("b")
+        self.assertEqual(self.taken(stream), ["b"])
+
+    def test_lines_that_the_node_dropped(self) -> None:
+        """The word that lines were dropped is of this reader alone, and is not looked for in the ring."""
+        self.node.says("a")
+        stream = self.opened()
+        self.taken(stream)
+        lost = [f"lost {number}" for number in range(3)]
+        self.node.ring.extend(lost)
+        told = f"{NODE_MARK}3{TOO_SLOW}"
+        self.node.sources[-1].put([told])
+        self.node.says("b")
+        self.assertEqual(self.taken(stream), [told, "b"])
+        self.node.breaks()
+        self.node.says("c")
+        self.assertEqual(self.taken(stream), ["c"])
+
+    def test_lines_do_not_wait_for_silence(self) -> None:
+        """A node that says something all the time, of which little is known yet, is heard all the same."""
+        stream = self.opened()
+        self.node.breaks()
+        waiting = Deferred.fromCoroutine(stream.next())
+        for number in range(100):
+            self.clock.advance(QUIET / 2)
+            self.node.says(f"line {number}")
+        self.assertEqual(self.successResultOf(waiting)[0], "line 0")
+
+    def test_patience(self) -> None:
+        """A node that stays away for longer is told by the last error; one that is back before is not."""
+        stream = self.opened(patience=5)
+        self.node.down = Unreachable("still away")
+        self.node.breaks()
+        waiting = Deferred.fromCoroutine(stream.next())
+        self.clock.pump([0.1] * 30)
+        self.assertNoResult(waiting)
+        self.clock.pump([0.1] * 30)
+        self.assertEqual(self.failureResultOf(waiting, Unreachable).value.args, ("still away",))
+
+    def test_without_patience(self) -> None:
+        """A stream may be one of one connection: it ends with that."""
+        stream = self.opened(patience=0)
+        self.node.says("a")
+        self.node.breaks()
+        self.assertEqual(self.taken(stream), ["a"])
+        self.failureResultOf(Deferred.fromCoroutine(stream.next()), Unreachable)
+
+    def test_the_node_refuses(self) -> None:
+        """What the node says ends a stream: it is no broken connection."""
+        stream = self.opened()
+        self.node.down = errors.Unauthenticated()
+        self.node.breaks()
+        waiting = Deferred.fromCoroutine(stream.next())
+        self.clock.pump([0.1] * 30)
+        self.failureResultOf(waiting, errors.Unauthenticated)
+
+    def test_first_connection(self) -> None:
+        """There is no patience for a stream that was never open."""
+        self.node.down = Unreachable("nobody there")
+        self.failureResultOf(Deferred.fromCoroutine(LogStream(self.clock, self.node.connect).open()), Unreachable)
+
+    def test_close(self) -> None:
+        """Closing ends a reader that waits, without an error, and leaves nothing behind; without a node, too."""
+        for away in (False, True):
+            self.node.down = None
+            stream = self.opened()
+            if away:
+                self.node.down = Unreachable("away")
+                self.node.breaks()
+            waiting = Deferred.fromCoroutine(stream.next())
+            stream.close()
+            self.clock.advance(0)
+            self.assertEqual(self.successResultOf(waiting), [])
+            self.failureResultOf(Deferred.fromCoroutine(stream.__anext__()), StopAsyncIteration)
+            self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_a_reader_that_gives_up(self) -> None:
+        """A wait that is over, or cancelled, loses no line."""
+        stream = self.opened()
+        waiting = Deferred.fromCoroutine(stream.next(1))
+        self.clock.advance(1)
+        self.assertEqual(self.successResultOf(waiting), [])
+        cancelled = Deferred.fromCoroutine(stream.next())
+        cancelled.cancel()
+        self.failureResultOf(cancelled)
+        self.node.says("a")
+        self.assertEqual(self.taken(stream), ["a"])
+
+    def test_a_reader_that_takes_nothing(self) -> None:
+        """What is not taken stays with the node, beyond a number of lines."""
+        stream = self.opened()
+        for number in range(5):
+            self.node.says(*[f"{number}"] * ROOM)
+        self.assertTrue(self.node.sources[-1].full)
+        taken = sum(len(self.taken(stream)) for _ in range(5))
+        self.assertEqual(taken, 5 * ROOM)
+
+
+class FakeResponse:
+    """A response whose body the test writes."""
+
+    def __init__(self) -> None:
+        self.paused = self.closed = False
+
+    def deliverBody(self, body: Protocol) -> None:
+        self.body = body
+        body.makeConnection(self)
+
+    def pauseProducing(self) -> None:
+        self.paused = True
+
+    def resumeProducing(self) -> None:
+        self.paused = False
+
+    def loseConnection(self) -> None:
+        self.closed = True
+
+
+class LogBodyTests(SynchronousTestCase):
+    """Lines of a REST response."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.response = FakeResponse()
+
+    def body(self, events: bool = True) -> Inbox:
+        return LogBody(self.clock, self.response, events).inbox  # type: ignore[arg-type]
+
+    def taken(self, inbox: Inbox) -> list[str]:
+        return self.successResultOf(Deferred.fromCoroutine(inbox.take(0)))
+
+    def test_lines_in_any_pieces(self) -> None:
+        """Lines are whole however the bytes come, and comments are none."""
+        said = ": heartbeat\n\ndata: one\n\ndata:  two – \n\n: heartbeat\n\ndata: \n\n".encode()
+        for size in (1, 3, 1000):
+            self.response = FakeResponse()
+            inbox = self.body()
+            for start in range(0, len(said), size):
+                self.response.body.dataReceived(said[start : start + size])
+            self.assertEqual(self.taken(inbox), ["one", " two – ", ""])
+
+    def test_bare_lines(self) -> None:
+        """In the other dialect each line is one."""
+        inbox = self.body(events=False)
+        self.response.body.dataReceived(b"one\n\ndata: two\nthr\xffee\nfo")
+        self.assertEqual(self.taken(inbox), ["one", "", "data: two", "thr\ufffdee"])
+
+    def ended(self, inbox: Inbox, kind: type[Exception]) -> None:
+        self.failureResultOf(Deferred.fromCoroutine(inbox.take(0)), kind)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_silence(self) -> None:
+        """A node that says nothing, not even a comment, is gone; one that was told to wait is not."""
+        inbox = self.body()
+        self.clock.advance(SILENCE - 1)
+        self.response.body.dataReceived(b": heartbeat\n\n")
+        self.clock.advance(SILENCE - 1)
+        self.assertFalse(self.response.closed)
+        self.response.body.dataReceived(b"data: x\n\n" * ROOM)
+        self.assertTrue(self.response.paused)
+        self.clock.advance(10 * SILENCE)
+        self.assertFalse(self.response.closed)
+        self.taken(inbox)
+        self.assertFalse(self.response.paused)
+        self.clock.advance(SILENCE)
+        self.assertTrue(self.response.closed)
+        self.ended(inbox, Unreachable)
+
+    def test_no_heartbeat_in_the_other_dialect(self) -> None:
+        self.body(events=False)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_the_end(self) -> None:
+        """However the body ends, the reader has all lines, and then is told."""
+        for reason in (ResponseDone(), ConnectionError("reset")):
+            self.response = FakeResponse()
+            inbox = self.body()
+            self.response.body.dataReceived(b"data: last\n\n")
+            self.response.body.connectionLost(Failure(reason))
+            self.assertEqual(self.taken(inbox), ["last"])
+            self.ended(inbox, Unreachable)
+
+    def test_close(self) -> None:
+        """Whoever wants no more lines hangs up."""
+        inbox = self.body()
+        inbox.close()
+        self.assertTrue(self.response.closed)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_a_line_without_end(self) -> None:
+        """Something that never ends a line is no node, and is not kept."""
+        inbox = self.body()
+        self.response.body.dataReceived(b"x" * (MAX_LINE + 1))
+        self.assertTrue(self.response.closed)
+        self.ended(inbox, UnexpectedReply)

@@ -1,0 +1,155 @@
+"""The node's own directory: private, held by one node at a time, with room for a socket's name."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from node.state.directory import StateDirectory, hash_name
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_it_is_made_private(tmp_path: Path) -> None:
+    """The directories and the lock are nobody else's, whatever the umask."""
+    old = os.umask(0)
+    try:
+        state = StateDirectory(tmp_path / "deep" / "state")
+        state.claim()
+    finally:
+        os.umask(old)
+    assert (mode(state.path), mode(state.run_dir), mode(state.path / "lock")) == (0o700, 0o700, 0o600)
+    state.release()
+
+
+def test_one_that_is_there_becomes_private(tmp_path: Path) -> None:
+    """A directory that others could read is closed to them; what is in it stays."""
+    path = tmp_path / "state"
+    path.mkdir(mode=0o755)
+    (path / "kept").write_text("x")
+    state = StateDirectory(path)
+    state.claim()
+    assert mode(path) == 0o700
+    assert (path / "kept").read_text() == "x"
+    state.release()
+
+
+def test_two_nodes_cannot_have_it(tmp_path: Path) -> None:
+    """A second node is told so, and may have it when the first has let go."""
+    first, second = StateDirectory(tmp_path), StateDirectory(tmp_path)
+    first.claim()
+    with pytest.raises(OSError, match="another node has STATE_DIR"):
+        second.claim()
+    first.release()
+    second.claim()
+    second.release()
+    second.release()
+
+
+def test_another_process_cannot_have_it(tmp_path: Path) -> None:
+    """The lock holds between processes, and ends with a process, however it ends."""
+    code = (
+        "import os, pathlib, sys; from node.state.directory import StateDirectory; "
+        "state = StateDirectory(pathlib.Path(sys.argv[1])); state.claim(); print('mine', flush=True); os.read(0, 1)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout
+        assert other.stdout.readline() == "mine\n"
+        state = StateDirectory(tmp_path)
+        with pytest.raises(OSError, match="another node"):
+            state.claim()
+        other.kill()
+        other.wait()
+    state.claim()
+    state.release()
+
+
+def test_a_disk_that_became_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node has its directory all the same, once; its sockets go elsewhere."""
+    opened = os.open
+
+    def read_only(path: Path, flags: int, *mode: int) -> int:
+        if flags & (os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return opened(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", read_only)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    first, second = StateDirectory(tmp_path), StateDirectory(tmp_path)
+    for _ in ("without the lock of an earlier node", "with it"):
+        first.claim()
+        with pytest.raises(OSError, match="another node has STATE_DIR"):
+            second.claim()
+        first.release()
+        os.close(opened(tmp_path / "lock", os.O_CREAT, 0o600))
+    assert not first.run_dir.is_relative_to(tmp_path)
+    first.run_dir.rmdir()
+
+
+def test_a_long_path_has_its_sockets_elsewhere(tmp_path: Path) -> None:
+    """Where a socket's name would be too long, the sockets go to a private directory of a short name."""
+    state = StateDirectory(tmp_path / ("x" * 100))
+    state.claim()
+    try:
+        assert len(os.fsencode(state.run_dir)) + 40 <= 107
+        assert state.path not in state.run_dir.parents
+        assert mode(state.run_dir) == 0o700
+        assert state.run_dir != StateDirectory(tmp_path / ("y" * 100)).run_dir
+    finally:
+        state.release()
+        state.run_dir.rmdir()
+
+
+def test_a_short_path_has_its_sockets_inside(tmp_path: Path) -> None:
+    """Else they are in the directory itself."""
+    path = Path("/srv/txnode")
+    assert StateDirectory(path).run_dir == path / "run"
+
+
+def test_a_planted_run_directory_is_refused(tmp_path: Path) -> None:
+    """A link that somebody else left where the sockets would go is not followed."""
+    state = StateDirectory(tmp_path / ("x" * 100))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o755)
+    state.run_dir.symlink_to(elsewhere)
+    try:
+        with pytest.raises(OSError, match="is not a directory"):
+            state.claim()
+        assert mode(elsewhere) == 0o755
+    finally:
+        state.run_dir.unlink()
+
+
+def test_a_linked_directory_is_fine(tmp_path: Path) -> None:
+    """STATE_DIR itself may be a link, as systemd makes it for a dynamic user."""
+    (tmp_path / "private").mkdir(mode=0o755)
+    (tmp_path / "state").symlink_to(tmp_path / "private")
+    state = StateDirectory(tmp_path / "state")
+    state.claim()
+    assert mode(tmp_path / "private") == 0o700
+    state.release()
+
+
+def test_a_file_in_its_place(tmp_path: Path) -> None:
+    """A file where the directory should be is an error, not something to write over."""
+    (tmp_path / "state").write_text("x")
+    with pytest.raises(OSError, match="state"):
+        StateDirectory(tmp_path / "state").claim()
+    assert (tmp_path / "state").read_text() == "x"
+
+
+def test_names_of_paths() -> None:
+    """A path's short name is its own."""
+    assert hash_name(Path("/a")) == hash_name(Path("/a"))
+    assert hash_name(Path("/a")) != hash_name(Path("/b"))
+    assert len(hash_name(Path("/a"))) == 12

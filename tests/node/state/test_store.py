@@ -1,0 +1,305 @@
+"""What outlives the node: written a transaction at a time, by changes; a disk that fails harms nobody."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.task import deferLater
+from twisted.logger import capturedLogs
+from twisted.trial.unittest import TestCase
+
+from node.backend.roster import changed_users
+from node.contract.counters import Row, Scope
+from node.state import store as store_module
+from node.state.database import SCHEMA, Changes, Damaged, Database, Saved, Unwritable
+from node.state.store import Store
+
+ROW = Row(Scope.USER, "Ann", 1, 2)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "state.db"
+
+
+def rows(*some: Row) -> dict[tuple[Scope, str], Row]:
+    return {(row.scope, row.key): row for row in some}
+
+
+def reopened(file: Path) -> Saved:
+    database = Database(file)
+    try:
+        return database.load()
+    finally:
+        database.close()
+
+
+def written(file: Path, *changes: Changes) -> Saved:
+    """What a later node finds after these."""
+    database = Database(file)
+    for change in changes:
+        database.write(change)
+    database.close()
+    return reopened(file)
+
+
+def test_a_new_file_has_nothing(file: Path) -> None:
+    """The first start of a node finds no backend, nobody and no bytes."""
+    assert reopened(file) == Saved()
+
+
+def test_a_backend_with_users_and_traffic(file: Path) -> None:
+    """What was accepted is there again, users in their order."""
+    saved = written(file, Changes(request=b"r", left=7.5, users={"b": b"B", "a": b"A"}, rows=rows(ROW)))
+    assert saved == Saved(b"r", 7.5, (b"B", b"A"), (ROW,))
+
+
+def test_changes_are_changes(file: Path) -> None:
+    """One user, one row, the time that is left: the rest stays. Who is written again goes to the end."""
+    saved = written(
+        file,
+        Changes(request=b"r", left=9.0, users={"a": b"A", "b": b"B", "c": b"C"}, rows=rows(ROW)),
+        Changes(users={"a": b"A2", "b": None}),
+        Changes(left=3.0, rows=rows(Row(Scope.INBOUND, "in", 5, 0))),
+    )
+    assert (saved.request, saved.left, saved.users) == (b"r", 3.0, (b"C", b"A2"))
+    assert set(saved.rows) == {ROW, Row(Scope.INBOUND, "in", 5, 0)}
+
+
+def test_a_row_without_bytes_is_none(file: Path) -> None:
+    """What was delivered is gone; a new spelling of a name takes the place of the old."""
+    other = Row(Scope.USER, "bob", 4, 4)
+    respelled, empty = Row(Scope.USER, "ANN", 6, 6), Row(Scope.USER, "bob", 0, 0)
+    saved = written(file, Changes(rows=rows(ROW, other)), Changes(rows=rows(respelled, empty)))
+    assert saved.rows == (respelled,)
+
+
+def test_forgetting_leaves_the_traffic(file: Path) -> None:
+    """No backend and nobody; the bytes that nobody has had stay."""
+    first = Changes(request=b"r", left=1.0, users={"a": b"A"}, rows=rows(ROW))
+    assert written(file, first, Changes(request=b"", clean_users=True)) == Saved(rows=(ROW,))
+
+
+def test_a_new_backend_has_all_of_its_keep_alive(file: Path) -> None:
+    """What was left of the one before does not matter."""
+    assert written(file, Changes(request=b"r", left=1.0), Changes(request=b"s")).left is None
+
+
+def test_everything_anew(file: Path) -> None:
+    """A file that missed changes gets all there is, and nothing else."""
+    first = Changes(request=b"r", users={"a": b"A"}, rows=rows(ROW))
+    assert written(file, first, Changes(clean=True, users={"b": b"B"})) == Saved(users=(b"B",))
+
+
+people = st.dictionaries(st.sampled_from("abcdef"), st.binary(min_size=1, max_size=2))
+
+
+@given(people, people)
+def test_a_set_by_its_changes(before: dict[str, bytes], after: dict[str, bytes]) -> None:
+    """The changes from one set to another make the other of the one, and name nobody who stays as he is."""
+    changed = changed_users(before, after)
+    made = {key: packed for key, packed in (before | changed).items() if packed is not None}
+    assert made == after
+    assert all(before.get(key) != packed for key, packed in changed.items())
+
+
+def test_secrets_are_private(file: Path) -> None:
+    """Nobody else can read the file, nor those that SQLite puts beside it, whatever the umask."""
+    before = os.umask(0)
+    try:
+        database = Database(file)
+        database.write(Changes(users={"a": b"A"}))
+        names = sorted(path.name for path in file.parent.iterdir())
+        modes = {stat.S_IMODE(path.stat().st_mode) for path in file.parent.iterdir()}
+        database.close()
+    finally:
+        os.umask(before)
+    assert (names, modes) == (["state.db", "state.db-shm", "state.db-wal"], {0o600})
+
+
+def test_a_killed_writer_loses_nothing(file: Path) -> None:
+    """What was committed is there though the file was never closed."""
+    Database(file).write(Changes(users={"a": b"A"}))
+    assert reopened(file).users == (b"A",)
+
+
+@pytest.mark.parametrize("content", [b"not a database, but long enough to be looked at as one" * 99, b"\0" * 5000])
+def test_a_file_that_is_no_database(file: Path, content: bytes) -> None:
+    """It is moved aside, which is said, and the next try finds a new one."""
+    file.write_bytes(content)
+    database = Database(file)
+    with pytest.raises(Damaged, match=r"is now .*state\.db\.damaged-"):
+        database.load()
+    [aside] = file.parent.glob("state.db.damaged-*")
+    assert aside.read_bytes() == content
+    assert written(file, Changes(users={"a": b"A"})).users == (b"A",)
+
+
+def test_a_file_with_a_broken_page(file: Path) -> None:
+    """Damage in the middle of a file is found at the start, not when somebody needs the page."""
+    written(file, Changes(users={f"{number}": bytes(1000) for number in range(100)}))
+    content = bytearray(file.read_bytes())
+    content[20_000:40_000] = os.urandom(20_000)
+    file.write_bytes(content)
+    with pytest.raises(Damaged):
+        reopened(file)
+
+
+def test_a_file_of_a_newer_node(file: Path) -> None:
+    """A schema that this node does not know is not written over."""
+    with sqlite3.connect(file) as connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA + 1}")
+    with pytest.raises(Damaged, match=f"schema {SCHEMA + 1}"):
+        reopened(file)
+    assert list(file.parent.glob("state.db.damaged-*"))
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    """The disk is to blame, and nothing is moved."""
+    with pytest.raises(Unwritable):
+        reopened(tmp_path / "nowhere" / "state.db")
+
+
+def test_a_disk_that_cannot_be_written_can_be_read(file: Path) -> None:
+    """A node whose disk became read-only still resumes."""
+    saved = written(file, Changes(request=b"r", users={"a": b"A"}, rows=rows(ROW)))
+    assert Database(file).peek() == saved
+    killed = Database(file)
+    killed.write(Changes(users={"b": b"B"}))
+    both = Database(file).peek()
+    assert both is not None
+    assert both.users == (b"A", b"B")
+    assert Database(file.with_name("other")).peek() == Saved()
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    """That is something else than a file in which there is nothing."""
+    (tmp_path / "state.db").mkdir()
+    assert Database(tmp_path / "state.db").peek() is None
+
+
+class FailingDatabase(Database):
+    """Fails as often as it is told to."""
+
+    faults: list[Exception]
+
+    def write(self, changes: Changes) -> None:
+        self.written = [*getattr(self, "written", []), changes]
+        if self.faults:
+            raise self.faults.pop(0)
+        super().write(changes)
+
+
+class StoreTests(TestCase):
+    def setUp(self) -> None:
+        temporary = TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.file = Path(temporary.name) / "state.db"
+        self.store = Store(reactor, self.file)
+        self.database = FailingDatabase(self.file)
+        self.database.faults = []
+        self.store._database = self.database
+        self.patch(store_module, "AGAIN", 0.05)
+        self.assertEqual(self.store.open(), Saved())
+        self.addCleanup(self.close)
+        self.closed = False
+
+    async def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            await self.store.close()
+
+    def flush(self) -> Deferred[None]:
+        return ensureDeferred(self.store.flush())
+
+    async def test_what_is_flushed_is_on_disk(self) -> None:
+        """Whoever waited may promise."""
+        self.store.accept(b"r")
+        self.store.users({"a": b"A"})
+        await self.flush()
+        self.assertEqual(reopened(self.file), Saved(b"r", None, (b"A",)))
+
+    async def test_what_is_said_together_is_written_together(self) -> None:
+        """A backend is never on disk with the users of another."""
+        self.store.accept(b"r")
+        self.store.users({"a": b"A"}, clean=True)
+        await self.flush()
+        self.store.forget()
+        await self.flush()
+        self.assertEqual(len(self.database.written), 2)
+
+    async def test_waiting_ends_though_others_go_on(self) -> None:
+        """Who flushes waits for what was said before, not for what others say meanwhile."""
+        over = False
+
+        def go_on() -> None:
+            if not over:
+                self.store.users({"b": os.urandom(4)})
+                reactor.callLater(0, go_on)
+
+        go_on()
+        self.store.users({"a": b"A"})
+        await self.flush()
+        over = True
+        await self.flush()
+        self.assertEqual(len(reopened(self.file).users), 2)
+
+    async def test_many_changes_of_a_user_are_the_last(self) -> None:
+        """In one transaction or in several, the newest word counts."""
+        for packed in (b"1", b"2", None, b"3"):
+            self.store.users({"a": packed})
+        await self.flush()
+        self.store.users({"a": b"4"})
+        await self.flush()
+        self.assertEqual(reopened(self.file).users, (b"4",))
+
+    async def test_a_full_disk(self) -> None:
+        """It is said once and told to operators; nobody waits; when there is room all there is is written."""
+        self.store.everything = lambda: Changes(request=b"all", users={"b": b"B"}, rows=rows(ROW))
+        self.database.faults = [Unwritable("database or disk is full")] * 3
+        with capturedLogs() as events:
+            self.store.users({"a": b"A"})
+            await self.flush()
+        self.assertEqual(["NOT ON DISK" in str(event["log_format"]) for event in events], [True])
+        [warning] = self.store.warnings
+        self.assertIn("database or disk is full", warning)
+        self.store.users({"c": b"C"})
+        await self.flush()
+        while self.store.warnings:
+            await turn()
+        self.assertEqual(reopened(self.file), Saved(b"all", None, (b"B",), (ROW,)))
+
+    async def test_a_file_that_breaks_meanwhile(self) -> None:
+        """It is moved aside, a new one is written, and `info` goes on telling."""
+        self.store.everything = lambda: Changes(users={"b": b"B"})
+        self.database.faults = [Damaged("the state file is now elsewhere")]
+        self.store.users({"a": b"A"})
+        await self.flush()
+        while len(self.store.warnings) > 1:
+            await turn()
+        self.assertEqual(self.store.warnings, ["the state file is now elsewhere"])
+        self.assertEqual(reopened(self.file).users, (b"B",))
+
+    async def test_the_last_word_is_tried_once_more(self) -> None:
+        """A disk that has room again when the node ends gets everything."""
+        self.store.everything = lambda: Changes(users={"b": b"B"})
+        self.patch(store_module, "AGAIN", 1000)
+        self.database.faults = [Unwritable("full")]
+        self.store.users({"a": b"A"})
+        await self.flush()
+        await self.close()
+        self.assertEqual(reopened(self.file).users, (b"B",))
+
+
+def turn() -> Deferred[None]:
+    """Others come first."""
+    return deferLater(reactor, 0.01)

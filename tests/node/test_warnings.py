@@ -1,0 +1,73 @@
+"""What goes wrong inside the node is told by `info`, whichever part it is."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import ensureDeferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from node.api.auth import Dialect
+from node.api.calls import Call
+from node.api.methods import METHODS
+from node.api.operations import Backend, Policy
+from node.logs import LogRing
+from node.machine import system
+from node.machine.system import SystemStats
+from node.state.database import Saved
+from node.state.store import Store
+from protos.service_pb2 import BaseInfoResponse, Empty
+from tests.harness.memory import MemoryDriver
+
+
+class Part:
+    """A part of the node that has something to tell."""
+
+    def __init__(self) -> None:
+        self.warnings = ["odd"]
+
+
+class WarningTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.clock: Any = Clock()
+        self.fault: Exception | None = None
+        self.system = SystemStats(self.clock, self.sample)
+        self.store = Store(self.clock, Path(temporary.name) / "state.db")
+        self.backend = Backend(
+            self.clock,
+            LogRing(self.clock, 100),
+            {0: MemoryDriver(self.clock)},
+            self.system,
+            self.store,
+            Policy(poll=10),
+            [Part()],
+        )
+
+    def sample(self) -> system.Sample:
+        if self.fault:
+            raise self.fault
+        return system.read_sample()
+
+    def info(self) -> BaseInfoResponse:
+        call = Call(METHODS[0], Dialect.DEPLOYED)
+        reply: BaseInfoResponse = self.successResultOf(ensureDeferred(self.backend.info(Empty(), call)))
+        return reply
+
+    def test_every_part(self) -> None:
+        """The machine's figures, what is noted again and again, and whatever else the node was wired with."""
+        self.assertEqual(list(self.info().warnings), ["odd"])
+        self.system.startService()
+        self.backend.begin(Saved())
+
+        self.fault = OSError("too many open files")
+        self.patch(self.backend, "_keep_alive", None)
+        self.clock.pump([1] * 10)
+        warnings = "\n".join(self.info().warnings)
+        for text in ("noting what is left of keep-alive failed", "too many open files", "odd"):
+            self.assertIn(text, warnings)
+        self.flushLoggedErrors(OSError, AttributeError)

@@ -1,0 +1,289 @@
+"""Traffic accounting: no byte is lost or delivered twice, whatever runs come, go and begin anew, and replies fail."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from node.contract.accounts import key_of
+from node.contract.counters import DIRECTIONS, Row, Scope, counter_name
+from node.traffic.ledger import Ledger, Taken, differences
+
+UP, DOWN = DIRECTIONS
+USER = Scope.USER
+ANN_UP, ANN_DOWN = counter_name(USER, "ann", UP), counter_name(USER, "ann", DOWN)
+
+# A name and a direction of traffic: what a counter is about.
+Place = tuple[Scope, str, str]
+places = st.tuples(st.sampled_from(Scope), st.sampled_from(["ann", "Ann", "bob", "İ"]), st.sampled_from(DIRECTIONS))
+steps = st.dictionaries(places, st.integers(0, 1000), max_size=6)
+
+
+def booked(place: Place) -> Place:
+    """Where the bytes of a counter belong."""
+    scope, name, direction = place
+    return (scope, key_of(name) if scope is USER else name, direction)
+
+
+def bytes_of(rows: Iterable[Row]) -> Tally[Place]:
+    return Tally(
+        {
+            (row.scope, row.key, direction): value
+            for row in rows
+            for direction, value in zip(DIRECTIONS, row.both, strict=True)
+        }
+    )
+
+
+def rows_of(taken: Taken) -> list[Row]:
+    return [Row(taken.scope, key, *both) for key, both in taken.rows.items()]
+
+
+class Accounting(RuleBasedStateMachine):
+    """Runs count, are read, begin again and end; rows are taken at any time; replies arrive, or not; the node ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger()
+        self.runs: dict[int, dict[Place, int]] = {}
+        self.seen: Tally[Place] = Tally()
+        self.delivered: Tally[Place] = Tally()
+        self.replies: list[Taken] = []
+        # What a store that was told of every change has.
+        self.stored: dict[tuple[Scope, str], Row] = {}
+
+    @rule(run=st.integers(0, 2), step=steps)
+    def count_and_read(self, run: int, step: dict[Place, int]) -> None:
+        cumulative = self.runs.setdefault(run, {})
+        for place, more in step.items():
+            cumulative[place] = cumulative.get(place, 0) + more
+            self.seen[booked(place)] += more
+        self.ledger.book(run, {counter_name(*place): value for place, value in cumulative.items()})
+
+    @rule(run=st.integers(0, 2))
+    def end_and_begin_anew(self, run: int) -> None:
+        self.runs.pop(run, None)
+        self.ledger.keep(self.runs)
+
+    @rule(scope=st.sampled_from(Scope))
+    def take_all(self, scope: Scope) -> None:
+        self.replies.append(self.ledger.take(scope))
+
+    @rule(place=places)
+    def take_one(self, place: Place) -> None:
+        self.replies.append(self.ledger.take(place[0], place[1]))
+
+    @rule(number=st.integers(0, 3), delivered=st.booleans())
+    def a_reply_ends(self, number: int, delivered: bool) -> None:
+        if number < len(self.replies):
+            taken = self.replies.pop(number)
+            self.ledger.settle(taken, delivered)
+            self.delivered += bytes_of(rows_of(taken)) if delivered else Tally()
+
+    @rule()
+    def the_store_is_told(self) -> None:
+        """Every change, one after another, makes what there is."""
+        self._store()
+        assert set(self.stored.values()) == set(self.ledger.everything())
+
+    @rule()
+    def the_node_starts_again(self) -> None:
+        """In good order: the store is told of everything, and replies under way are not delivered."""
+        self._store()
+        self.replies, self.runs = [], {}
+        self.ledger = Ledger()
+        self.ledger.restore(self.stored.values())
+
+    @rule(most=st.integers(1, 3))
+    def the_store_is_told_a_part(self, most: int) -> None:
+        rows = self.ledger.changes(most)
+        assert len(rows) <= most
+        self._note(rows)
+
+    def _store(self) -> None:
+        self._note(self.ledger.changes())
+
+    def _note(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            self.stored.pop((row.scope, row.key), None)
+            if any(row.both):
+                self.stored[row.scope, row.key] = row
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        pending = bytes_of([row for scope in Scope for row in self.ledger.all(scope)])
+        aside = sum((bytes_of(rows_of(taken)) for taken in self.replies), Tally())
+        assert +(self.delivered + aside + pending) == +self.seen
+
+    @invariant()
+    def rows_are_whole(self) -> None:
+        assert all(any(row.both) for row in self.ledger.all(USER))
+        for scope in (Scope.INBOUND, Scope.OUTBOUND):
+            running = {name for run in self.runs.values() for place, name, _ in run if place is scope}
+            listed = {row.name for row in self.ledger.all(scope)}
+            assert running <= listed
+            # One that is gone has no row when its bytes are delivered.
+            known = {name for name in ("ann", "Ann", "bob", "İ") if self.ledger.one(scope, name)}
+            assert known - {name for taken in self.replies if taken.scope is scope for name in taken.rows} <= listed
+
+
+Accounting.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestAccounting = Accounting.TestCase
+
+
+@given(
+    st.dictionaries(st.text(max_size=20), st.integers(0, 9)), st.dictionaries(st.text(max_size=20), st.integers(0, 9))
+)
+def test_counters_of_something_else(before: dict[str, int], after: dict[str, int]) -> None:
+    """A core may count more than traffic, and call it what it likes."""
+    assert differences(before, after) == []
+
+
+def test_a_run_that_was_not_kept_begins_anew() -> None:
+    """A run that ended is forgotten: were its name used again, it would count from zero."""
+    ledger = Ledger()
+    for reading in (100, 100):
+        ledger.book("run", {ANN_UP: reading})
+        ledger.book("other", {ANN_DOWN: 7})
+        ledger.keep(["other"])
+    assert ledger.one(USER, "ann") == Row(USER, "ann", 200, 7)
+
+
+def test_a_counter_that_went_down_counts_from_zero() -> None:
+    """A counter that is below its last reading began again: what it says now is new."""
+    ledger = Ledger()
+    for value in (100, 130, 20, 20, 25):
+        ledger.book("run", {ANN_UP: value})
+    assert list(ledger.all(USER)) == [Row(USER, "ann", 130 + 25, 0)]
+
+
+def test_runs_are_counted_apart() -> None:
+    """Two cores that run at once add up, and a new one begins at zero."""
+    ledger = Ledger()
+    ledger.book("old", {ANN_UP: 100})
+    ledger.book("new", {ANN_UP: 30})
+    ledger.book("old", {ANN_UP: 110})
+    assert ledger.one(USER, "ann") == Row(USER, "ann", 140, 0)
+
+
+def test_bytes_outlive_their_run() -> None:
+    """What was read before a run ended is there until it is delivered."""
+    ledger = Ledger()
+    ledger.book("run", {ANN_UP: 100, counter_name(Scope.INBOUND, "in", UP): 5})
+    ledger.keep([])
+    assert list(ledger.all(USER)) == [Row(USER, "ann", 100, 0)]
+    assert list(ledger.all(Scope.INBOUND)) == [Row(Scope.INBOUND, "in", 5, 0)]
+
+
+def test_a_reading_without_a_counter_forgets_nothing() -> None:
+    """A counter that is missing once is compared with its last value when it is back."""
+    ledger = Ledger()
+    for reading in ({ANN_UP: 100}, {}, {ANN_UP: 110}):
+        ledger.book("run", reading)
+    assert list(ledger.all(USER)) == [Row(USER, "ann", 110, 0)]
+
+
+def test_whether_anything_moved() -> None:
+    """A core that is still is told from one that counts: nothing but zeros is nothing."""
+    ledger = Ledger()
+    inbound = counter_name(Scope.INBOUND, "in", UP)
+    readings = ({inbound: 0}, {inbound: 0, ANN_UP: 1}, {inbound: 0, ANN_UP: 1}, {inbound: 2, ANN_UP: 1})
+    assert [ledger.book("run", reading) for reading in readings] == [False, True, False, True]
+
+
+def test_inbounds_that_run_are_listed_with_zero() -> None:
+    """An inbound without traffic is told while its core runs; one that is gone until its bytes are delivered."""
+    ledger = Ledger()
+    quiet, busy = (counter_name(Scope.INBOUND, name, DOWN) for name in ("quiet", "busy"))
+    ledger.book("run", {quiet: 0, busy: 9})
+    listed = [Row(Scope.INBOUND, "quiet", 0, 0), Row(Scope.INBOUND, "busy", 0, 9)]
+    assert list(ledger.all(Scope.INBOUND)) == listed
+    ledger.keep([])
+    assert list(ledger.all(Scope.INBOUND)) == listed[1:]
+    ledger.settle(ledger.take(Scope.INBOUND), delivered=True)
+    assert list(ledger.all(Scope.INBOUND)) == []
+
+
+def test_rows_do_not_pile_up() -> None:
+    """Inbounds that come and go leave nothing behind once their bytes are delivered, nor do users without bytes."""
+    ledger = Ledger()
+    for number in range(100):
+        inbound, user = counter_name(Scope.INBOUND, f"in {number}", UP), counter_name(USER, f"{number}", UP)
+        ledger.keep([number])
+        ledger.book(number, {inbound: number % 2, user: 0})
+        ledger.settle(ledger.take(Scope.INBOUND), delivered=True)
+    ledger.keep([])
+    assert {scope: len(rows) for scope, rows in ledger._pending.items()} == dict.fromkeys(Scope, 0)
+
+
+def test_a_lost_reply_comes_back() -> None:
+    """Rows of a reply that was not delivered are added to what was counted since."""
+    ledger = Ledger()
+    ledger.book("run", {ANN_UP: 10})
+    taken = ledger.take(USER)
+    assert list(ledger.all(USER)) == []
+    ledger.book("run", {ANN_UP: 15, ANN_DOWN: 1})
+    ledger.settle(taken, delivered=False)
+    assert list(ledger.all(USER)) == [Row(USER, "ann", 15, 1)]
+
+
+def test_what_is_aside_is_still_ours() -> None:
+    """A node that is killed before a reply has arrived has its rows afterwards; they are gone once it has."""
+    ledger = Ledger()
+    ledger.book("run", {ANN_UP: 10})
+    taken = ledger.take(USER)
+    assert ledger.changes() == [Row(USER, "ann", 10, 0)] == ledger.everything()[0:1]
+    ledger.settle(taken, delivered=True)
+    assert ledger.changes() == [Row(USER, "ann", 0, 0)]
+    assert (ledger.changes(), ledger.everything()) == ([], [])
+
+
+def test_only_what_is_named_is_taken() -> None:
+    """Taking one row leaves the others, and a name without bytes is no error."""
+    ledger = Ledger()
+    ledger.book("run", {ANN_UP: 1, counter_name(USER, "bob", UP): 2})
+    assert ledger.take(USER, "Ann").rows == {"ann": (1, 0)}
+    assert ledger.take(USER, "nobody").rows == {}
+    assert list(ledger.all(USER)) == [Row(USER, "bob", 2, 0)]
+
+
+@pytest.mark.parametrize("asked", ["ann", "ANN"])
+def test_a_user_is_found_in_any_spelling(asked: str) -> None:
+    """A user's row is found by his name in any case; inbounds are found by their exact tag only."""
+    ledger = Ledger()
+    ledger.book("run", {counter_name(USER, "Ann", UP): 5, counter_name(Scope.INBOUND, "ann", UP): 1})
+    assert ledger.one(USER, asked) == Row(USER, "Ann", 5, 0)
+    assert (ledger.one(Scope.INBOUND, asked) is None) == (asked == "ANN")
+
+
+def test_a_name_that_was_never_counted() -> None:
+    """Nothing is made up for a name that no core ever counted."""
+    ledger = Ledger()
+    ledger.book("run", {ANN_UP: 5})
+    assert ledger.one(USER, "bob") is None
+    assert ledger.one(Scope.OUTBOUND, "ann") is None
+
+
+def test_a_respelled_user_is_named_as_he_counts_now() -> None:
+    """Rows carry the spelling under which a user transfers now, though a counter of an earlier one is still there."""
+    ledger = Ledger()
+    old, new = counter_name(USER, "Ann", UP), counter_name(USER, "ann", UP)
+    ledger.book("run", {old: 5})
+    ledger.book("run", {old: 5, new: 7})
+    ledger.book("run", {new: 8, old: 5})
+    assert list(ledger.all(USER)) == [Row(USER, "ann", 13, 0)]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 2**60), min_size=1, max_size=5))
+def test_large_counts(values: list[int]) -> None:
+    """Counts far above 32 bits are exact."""
+    ledger = Ledger()
+    for run, value in enumerate(values):
+        ledger.book(run, {ANN_UP: value})
+    assert (ledger.one(USER, "ann") or Row(USER, "ann", 0, 0)).uplink == sum(values)

@@ -1,0 +1,233 @@
+"""When counters are read and rows are recorded: by themselves, when somebody asks, and never for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from twisted.internet import reactor
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
+from twisted.internet.task import Clock, deferLater
+from twisted.logger import capturedLogs
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from node.contract.counters import DIRECTIONS, Row, Scope, counter_name
+from node.errors import CoreFailed, UnknownName, Unsupported
+from node.traffic import polling as traffic_module
+from node.traffic.polling import Traffic
+from protos.service_pb2 import Inbounds, StatRequest, StatResponse, UsersStat, UserStat
+
+ANN_UP, ANN_DOWN = (counter_name(Scope.USER, "ann", direction) for direction in DIRECTIONS)
+
+
+class Core:
+    """A generation that counts, and answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self.asked = 0
+        self.answer: Callable[[], Deferred[None]] | None = None
+        self.uncounted: frozenset[Scope] = frozenset()
+
+    async def counters(self) -> dict[str, int]:
+        self.asked += 1
+        if self.answer:
+            await self.answer()
+        return dict(self.counts)
+
+
+class MemoryStore:
+    def __init__(self) -> None:
+        self.written: list[Row] = []
+        self.times = 0
+
+    def rows(self, rows: Iterable[Row]) -> None:
+        rows = list(rows)
+        self.times += bool(rows)
+        self.written += rows
+
+
+class PollingTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock: Any = Clock()
+        self.core, self.store = Core(), MemoryStore()
+        self.cores: list[Any] = [self.core]
+        store: Any = self.store
+        self.traffic = Traffic(self.clock, lambda: self.cores, lambda name: name == "bob", store, 10)
+        self.traffic.begin([])
+        self.settled: list[Callable[[bool], None]] = []
+
+    def tearDown(self) -> None:
+        self.traffic.end()
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def pass_time(self, seconds: float) -> None:
+        self.clock.pump([0.5] * int(seconds * 2))
+
+    def ask(self, kind: Any = UsersStat, name: str = "", reset: bool = False) -> dict[tuple[str, str], int]:
+        request = StatRequest(type=kind, name=name, reset=reset)
+        reply: StatResponse = self.successResultOf(ensureDeferred(self.traffic.stats(request, self.settled.append)))
+        return {(stat.name, stat.type): stat.value for stat in reply.stats}
+
+    def test_by_itself(self) -> None:
+        """Every ten seconds, while there is a core."""
+        self.pass_time(60)
+        self.assertEqual(self.core.asked, 6)
+        self.cores.clear()
+        self.pass_time(60)
+        self.assertEqual(self.core.asked, 6)
+
+    def test_whoever_asks(self) -> None:
+        """He gets a reading that is no older than a second; several who ask at once cause one."""
+        self.core.counts = {ANN_UP: 5}
+        for _ in range(5):
+            self.assertEqual(self.ask(), {("ann", "uplink"): 5})
+        self.assertEqual(self.core.asked, 1)
+        self.core.counts = {ANN_UP: 7}
+        self.pass_time(1.5)
+        self.assertEqual(self.ask(), {("ann", "uplink"): 7})
+
+    def test_fast_while_somebody_asks_fast(self) -> None:
+        """The node reads once a second by itself then, and falls back when nobody asks any more."""
+        self.ask()
+        self.pass_time(9)
+        self.assertIn(self.core.asked, range(8, 12))
+        before = self.core.asked
+        self.pass_time(60)
+        self.assertLess(self.core.asked - before, 12)
+
+    def test_rows_are_recorded(self) -> None:
+        """As often as it is read, and only what changed."""
+        self.core.counts = {ANN_UP: 5}
+        self.pass_time(60)
+        self.assertEqual((self.store.times, self.store.written), (1, [Row(Scope.USER, "ann", 5, 0)]))
+
+    def test_what_was_delivered_is_recorded_at_once(self) -> None:
+        """It must not come back after a crash; what was not delivered is as it was."""
+        self.core.counts = {ANN_UP: 5}
+        self.ask(reset=True)
+        self.assertEqual(self.ask(), {})
+        self.settled.pop()(False)
+        self.assertEqual(self.ask(), {("ann", "uplink"): 5})
+        self.ask(reset=True)
+        self.assertEqual(self.store.written, [])
+        self.settled.pop()(True)
+        self.assertEqual(self.store.written, [Row(Scope.USER, "ann", 0, 0)])
+
+    def test_the_end_is_recorded(self) -> None:
+        """Whatever was read since."""
+        self.core.counts = {ANN_UP: 5}
+        self.ask()
+        self.traffic.end()
+        self.assertEqual(self.store.written, [Row(Scope.USER, "ann", 5, 0)])
+
+    def test_rows_of_an_earlier_node(self) -> None:
+        """They are there, beside what comes, and are not recorded again."""
+        self.traffic.end()
+        self.traffic.begin([Row(Scope.USER, "Ann", 3, 3)])
+        self.assertEqual(self.ask(), {("Ann", "uplink"): 3, ("Ann", "downlink"): 3})
+        self.pass_time(20)
+        self.assertEqual(self.store.written, [])
+        self.core.counts = {ANN_UP: 1}
+        self.pass_time(20)
+        self.assertEqual(self.store.written, [Row(Scope.USER, "ann", 4, 3)])
+
+    def test_whoever_gives_up(self) -> None:
+        """A reading that is under way is booked, though nobody waits for it any more."""
+        answer: Deferred[None] = Deferred()
+        self.core.counts, self.core.answer = {ANN_UP: 5}, lambda: answer
+        reading = ensureDeferred(self.traffic.read())
+        reading.cancel()
+        self.failureResultOf(reading)
+        answer.callback(None)
+        self.core.answer = None
+        self.assertEqual(self.ask(UserStat, "ann"), {("ann", "uplink"): 5, ("ann", "downlink"): 0})
+        self.assertEqual(self.core.asked, 1)
+
+    def test_a_core_that_does_not_answer(self) -> None:
+        """What others counted is told, and the next reading has it."""
+        silent = Core()
+
+        def fail() -> Deferred[None]:
+            raise CoreFailed("no")
+
+        silent.counts, silent.answer = {ANN_DOWN: 2}, fail
+        self.core.counts = {ANN_UP: 5}
+        self.cores.append(silent)
+        self.assertEqual(self.ask(), {("ann", "uplink"): 5})
+        silent.answer = None
+        self.pass_time(2)
+        self.assertEqual(self.ask(), {("ann", "uplink"): 5, ("ann", "downlink"): 2})
+
+    def test_a_reading_that_ends_in_no_foreseen_way(self) -> None:
+        """Whatever it is: the ledger answers, `info` tells, it is said once, and the next readings come."""
+
+        def fail() -> Deferred[None]:
+            raise CancelledError
+
+        self.core.counts = {ANN_UP: 5}
+        self.pass_time(10)
+        self.core.answer = fail
+        with capturedLogs() as logged:
+            self.pass_time(30)
+            self.assertEqual(self.ask(), {("ann", "uplink"): 5})
+        self.assertEqual(self.core.asked, 5)
+        self.assertEqual([event["log_level"].name for event in logged], ["critical"])
+        self.assertEqual(self.traffic.warnings, ["counters were not read: internal error: CancelledError"])
+        self.flushLoggedErrors(CancelledError)
+        self.core.answer, self.core.counts = None, {ANN_UP: 7}
+        self.pass_time(10)
+        self.assertEqual(self.traffic.warnings, [])
+        self.assertEqual(self.ask(), {("ann", "uplink"): 7})
+
+    def test_a_core_that_is_gone_is_no_warning(self) -> None:
+        """What could not be read of it does not matter any more."""
+
+        def fail() -> Deferred[None]:
+            raise CoreFailed("no")
+
+        self.core.answer = fail
+        self.pass_time(10)
+        self.assertEqual(self.traffic.warnings, ["counters were not read: no"])
+        self.cores.clear()
+        self.assertEqual(self.traffic.warnings, [])
+
+    def test_names(self) -> None:
+        """A user without bytes has zeros, an unknown one is unknown."""
+        self.assertEqual(self.ask(UserStat, "bob"), {("bob", "uplink"): 0, ("bob", "downlink"): 0})
+        work = ensureDeferred(self.traffic.stats(StatRequest(type=UserStat, name="ann"), self.settled.append))
+        self.failureResultOf(work, UnknownName)
+
+    def test_what_cannot_be_counted(self) -> None:
+        """It is never answered with zeros."""
+        self.core.uncounted = frozenset({Scope.INBOUND})
+        work = ensureDeferred(self.traffic.stats(StatRequest(type=Inbounds), self.settled.append))
+        self.failureResultOf(work, Unsupported)
+
+
+class LargeReadings(TestCase):
+    """Booked in parts, beside other work."""
+
+    async def test_every_counter_is_booked(self) -> None:
+        self.patch(traffic_module, "SLICE", 7)
+        core, store = Core(), MemoryStore()
+        any_core: Any = core
+        any_store: Any = store
+        traffic = Traffic(reactor, lambda: [any_core], lambda _: False, any_store, 10)
+        for more in (1, 2):
+            names = (
+                counter_name(Scope.USER, f"{number}", direction) for number in range(50) for direction in DIRECTIONS
+            )
+            core.counts = {name: place + more for place, name in enumerate(names)}
+            self.assertTrue(await traffic.read())
+        self.assertFalse(await traffic.read())
+        expected = {Row(Scope.USER, f"{number}", 2 * number + 2, 2 * number + 3) for number in range(50)}
+        traffic.save()
+        while len(store.written) < len(expected):
+            await deferLater(reactor, 0)
+        self.assertEqual(set(store.written), expected)
+        self.assertEqual(set(traffic.everything()), expected)
+        reply = await traffic.stats(StatRequest(type=UsersStat), lambda _: None)
+        told = {(stat.name, stat.type): stat.value for stat in reply.stats}
+        wanted = {(row.name, way): value for row in expected for way, value in zip(DIRECTIONS, row.both, strict=True)}
+        self.assertEqual(told, wanted)

@@ -1,0 +1,81 @@
+"""Rows of the ledger as the interface has them, and readings that come in parts."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc.aio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drivers.xray import api
+from node.contract.counters import DIRECTIONS, Row, Scope, counter_name
+from node.traffic.ledger import Ledger
+from node.traffic.polling import tell
+from protos import xray_pb2
+from protos.service_pb2 import StatResponse
+
+names, values = st.text(max_size=20), st.integers(0, 2**62)
+rows_of_users = st.lists(st.builds(Row, st.just(Scope.USER), names, values, values), max_size=20)
+readings = st.dictionaries(
+    st.builds(counter_name, st.sampled_from(Scope), st.sampled_from("abc"), st.sampled_from(DIRECTIONS)), values
+)
+
+
+@given(rows_of_users, st.booleans())
+def test_rows_are_told(rows: list[Row], zeros: bool) -> None:
+    """Both directions of each row, in order; those without bytes only where they are asked for."""
+    reply = StatResponse()
+    tell(reply, rows, zeros)
+    told = [
+        (stat.name, stat.type, stat.link, stat.value)
+        for stat in StatResponse.FromString(reply.SerializeToString()).stats
+    ]
+    wanted = [
+        (row.name, way, "traffic", value) for row in rows for way, value in zip(DIRECTIONS, row.both, strict=True)
+    ]
+    assert told == [row for row in wanted if zeros or row[-1]]
+
+
+@given(st.lists(st.tuples(readings, st.integers(1, 5)), max_size=5))
+def test_a_reading_in_parts_is_a_reading(steps: list[tuple[dict[str, int], int]]) -> None:
+    """Booked part after part it comes to the same as booked whole."""
+    whole, parts = Ledger(), Ledger()
+    for reading, size in steps:
+        counters = list(reading.items())
+        moved = [parts.book("run", dict(counters[at : at + size])) for at in range(0, len(counters), size)]
+        assert whole.book("run", reading) == any(moved)
+        assert [list(whole.all(scope)) for scope in Scope] == [list(parts.all(scope)) for scope in Scope]
+    assert set(whole.changes()) == set(parts.changes())
+
+
+@pytest.mark.parametrize("count", [0, 1, api.SLICE, api.SLICE + 1, 3 * api.SLICE])
+def test_a_large_reply_is_whole(count: int, tmp_path: Path) -> None:
+    """Every counter of the core's reply is there, however many parts it is gone through in."""
+    counters = {f"user>>>{number}>>>traffic>>>uplink": number for number in range(count)}
+    reply = xray_pb2.QueryStatsResponse()
+    for name, value in counters.items():
+        reply.stat.add(name=name, value=value)
+    assert asyncio.run(_asked(tmp_path / "api.sock", reply.SerializeToString())) == counters
+
+
+async def _asked(socket: Path, reply: bytes) -> dict[str, int]:
+    """What the node makes of this reply of a core."""
+
+    async def answer(_: bytes, __: object) -> bytes:
+        return reply
+
+    server = grpc.aio.server()
+    handlers = {"QueryStats": grpc.unary_unary_rpc_method_handler(answer)}
+    service = api.STATS.strip("/")
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    server.add_insecure_port(f"unix:{socket}")
+    await server.start()
+    asking = api.Api(str(socket))
+    try:
+        return await asking.counters()
+    finally:
+        await asking.close()
+        await server.stop(0)

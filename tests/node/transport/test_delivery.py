@@ -1,0 +1,492 @@
+"""Whether a reply was handed over whole: what its maker is told, over both transports, whatever the client does."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+from twisted.internet import reactor as installed
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.internet.threads import deferToThread
+from twisted.protocols.tls import TLSMemoryBIOFactory
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from node.aio import Aio
+from node.api.auth import Authenticator
+from node.api.calls import Calls
+from node.api.methods import SERVICE
+from node.logs import LogRing
+from node.transport.delivery import LAST_LOOK, Handover, Handovers, Progress, progress, written
+from node.transport.rest import make_app
+from node.transport.rpc import RpcServer
+from node.transport.site import Site
+from node.transport.tls import Certificates
+from protos.service_pb2 import Stat, StatResponse
+from tests.harness import certs
+from tests.harness.ports import free_port
+from tests.harness.wire import GrpcWire, Wire
+from tests.node.transport.test_rest import FakeBackend, until
+
+reactor: Any = installed
+
+KEY = "3f2b8c1e-0d5a-4b6f-9a77-1c2d3e4f5a6b"
+# More than the kernels of both sides hold for a connection, and less than that.
+BIG, SMALL = (StatResponse(stats=[Stat(name="x" * size)]) for size in (20_000_000, 1000))
+# Where struct tcp_info of linux/tcp.h has tcpi_bytes_received.
+_BYTES_RECEIVED = 128
+
+
+class LookTests(SynchronousTestCase):
+    """One reply that ends at byte 100 of the stream, and what the kernel says of it."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.told: list[bool] = []
+        self.kernel: Progress | OSError = Progress(0, 0, over=False)
+        self.handover = Handover(self.clock, self.look, 100, self.told.append)
+
+    def look(self) -> Progress:
+        if isinstance(self.kernel, OSError):
+            raise self.kernel
+        return self.kernel
+
+    def after(self, acknowledged: int, given: int, over: bool = False) -> list[bool]:
+        """What was told when the kernel has said this for as long as two looks are apart at most."""
+        self.kernel = Progress(acknowledged, given, over)
+        self.clock.advance(LAST_LOOK)
+        return self.told
+
+    def check_settled(self, whole: bool) -> None:
+        self.assertEqual(self.told, [whole])
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_the_last_byte_counts(self) -> None:
+        """Until the last byte is acknowledged nothing is told; what is written behind it does not matter."""
+        self.assertEqual(self.after(0, 0), [])
+        self.assertEqual(self.after(99, 100), [])
+        self.assertEqual(self.after(99, 5000), [])
+        self.assertEqual(self.after(100, 5000), [True])
+        self.check_settled(True)
+
+    def test_looks_become_rare(self) -> None:
+        """A reply that takes a minute is not looked at a thousand times."""
+        looks: list[float] = []
+        look = self.look
+        self.handover._look = lambda: looks.append(self.clock.seconds()) or look()  # type: ignore[func-returns-value]
+        self.clock.pump([0.001] * 60_000)
+        self.assertLess(looks[0], 0.01)
+        self.assertLess(len(looks), 300)
+        self.assertLessEqual(max(b - a for a, b in pairwise(looks)), LAST_LOOK + 0.002)
+
+    def test_a_reset(self) -> None:
+        """A connection that is over with a byte missing did not bring the reply over; one with all of it did."""
+        self.after(99, 100, over=True)
+        self.check_settled(False)
+
+    def test_a_reset_after_the_last_byte(self) -> None:
+        """Whoever took everything and then hangs up rudely has it."""
+        self.after(100, 124, over=True)
+        self.check_settled(True)
+
+    def test_lost_and_not_all_given(self) -> None:
+        """A connection that is lost before the kernel was given everything can bring no more."""
+        self.kernel = Progress(50, 60, over=False)
+        self.handover.lost(short=True)
+        self.check_settled(False)
+
+    def test_the_end_of_the_connection_is_no_byte_of_the_reply(self) -> None:
+        """With one byte held back, the end of the connection is acknowledged in its place."""
+        self.kernel = Progress(100, 100, over=False)
+        self.handover.lost(short=True)
+        self.check_settled(False)
+
+    def test_lost_and_still_on_its_way(self) -> None:
+        """What the kernel was given, it goes on delivering after the connection is closed here."""
+        self.kernel = Progress(50, 101, over=False)
+        self.handover.lost(short=False)
+        self.assertEqual(self.told, [])
+        self.after(101, 101)
+        self.check_settled(True)
+
+    def test_lost_with_later_bytes_held_back(self) -> None:
+        """What was held back may belong to a later response."""
+        self.kernel = Progress(50, 201, over=False)
+        self.handover.lost(short=True)
+        self.assertEqual(self.told, [])
+        self.after(201, 201)
+        self.check_settled(True)
+
+    def test_no_time_left(self) -> None:
+        """At the end of the node, what is not acknowledged by then is not handed over."""
+        self.kernel = Progress(99, 100, over=False)
+        self.handover.give_up()
+        self.check_settled(False)
+
+    def test_no_time_left_for_what_is_there(self) -> None:
+        """A last look is taken."""
+        self.kernel = Progress(100, 100, over=False)
+        self.handover.give_up()
+        self.check_settled(True)
+
+    def test_a_kernel_that_cannot_tell(self) -> None:
+        """That is logged, and no reply counts as handed over that is not known to be."""
+        self.kernel = OSError("no such thing")
+        self.clock.advance(1)
+        self.check_settled(False)
+        self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)
+
+
+class HandoverCase(TestCase):
+    """A backend that answers GetStats, and wants to know what becomes of it."""
+
+    timeout = 60
+
+    def setUp(self) -> None:
+        self.backend = FakeBackend()
+        self.told = self.backend.settled = []
+        self.calls = Calls(self.backend, LogRing(reactor, 1000))
+        with TemporaryDirectory() as directory:
+            made = certs.make(Path(directory), ["localhost"])
+            self.pem = made.certificate.read_text()
+            self.certificates = Certificates(made.certificate, made.key)
+            self.certificates.load()
+
+    async def check_told(self, *words: bool, seconds: float = 10) -> None:
+        await until(lambda: len(self.told) >= len(words), seconds)
+        self.assertEqual(self.told, list(words))
+        # Whatever comes later is not heard.
+        self.calls.close()
+        self.assertEqual(self.told, list(words))
+
+    async def wire(self, port: int, *alpn: str) -> Wire:
+        wire: Wire = await deferToThread(Wire, port, self.pem, *alpn)
+        self.addCleanup(wire.close)
+        return wire
+
+
+GET = b"GET /stats HTTP/1.1\r\nHost: x\r\nx-api-key: %b\r\n" % KEY.encode()
+
+
+class RestTests(HandoverCase):
+    """REST over TLS: acknowledged by the client's kernel, every byte."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.site = Site(make_app(self.calls), Authenticator(KEY), reactor)
+        factory = TLSMemoryBIOFactory(self.certificates.context_factory, False, self.site)
+        self.port = reactor.listenTCP(0, factory, interface="127.0.0.1")
+        self.addCleanup(self.leave)
+
+    async def leave(self) -> None:
+        await self.port.stopListening()
+        self.site.disconnect()
+        await until(lambda: not self.site.places)
+
+    async def ask(self, reply: StatResponse, times: int = 1, header: bytes = b"") -> Wire:
+        """A client that has sent its requests and read nothing."""
+        self.backend.reply = reply
+        wire = await self.wire(self.port.getHost().port, "http/1.1")
+        await deferToThread(wire.send, (GET + header + b"\r\n") * times)
+        return wire
+
+    async def under_way(self) -> None:
+        await until(lambda: self.site.handovers._under_way)
+
+    def below(self) -> Any:
+        """The transport below TLS of the one connection."""
+        (channel,) = self.site.places
+        return channel.transport.transport
+
+    async def test_whoever_reads_everything(self) -> None:
+        """A client that reads all of it has it; until then nothing is told."""
+        wire = await self.ask(BIG)
+        await self.under_way()
+        self.assertEqual(await deferToThread(wire.read, BIG.ByteSize() // 2), BIG.ByteSize() // 2)
+        self.assertEqual(self.told, [])
+        await deferToThread(wire.read, BIG.ByteSize() // 2)
+        await self.check_told(True)
+
+    async def test_whoever_hangs_up_afterwards(self) -> None:
+        """A client that closes as soon as it has read everything has it, also if it asked the node to close."""
+        for reply in (SMALL, BIG):
+            for header in (b"", b"Connection: close\r\n") * 5:
+                self.told.clear()
+                wire = await self.ask(reply, header=header)
+                self.assertEqual(await deferToThread(take_and_close, wire), reply.SerializeToString())
+                await until(lambda: self.told)
+                self.assertEqual(self.told, [True], (reply is BIG, header))
+                await until(lambda: not self.site.places)
+
+    async def test_the_node_closes_when_it_was_asked_to(self) -> None:
+        """A client that has the node close sees the end, without saying anything, when the reply is there."""
+        wire = await self.ask(SMALL, header=b"Connection: close\r\n")
+        await deferToThread(wire.take)
+        self.assertEqual(await deferToThread(wire.link.recv, 1), b"")
+        await self.check_told(True)
+
+    async def test_reset_when_the_node_was_to_close(self) -> None:
+        """A client that asks the node to close, and does not wait for it."""
+        wire = await self.ask(BIG, header=b"Connection: close\r\n")
+        await deferToThread(read_and, wire, 10_000, Wire.reset)
+        await self.check_told(False)
+        await until(lambda: not self.site.places)
+
+    async def test_a_connection_that_is_kept(self) -> None:
+        """Two replies on one connection: the first is there, the second is lost with it."""
+        wire = await self.ask(SMALL)
+        await deferToThread(wire.take)
+        await until(lambda: self.told == [True])
+        self.backend.reply = BIG
+        await deferToThread(wire.send, GET, b"\r\n")
+        await self.under_way()
+        await deferToThread(wire.read, 10_000)
+        await deferToThread(wire.reset)
+        await self.check_told(True, False)
+
+    async def test_pipelined(self) -> None:
+        """Two requests in one breath: each reply is told of by itself."""
+        wire = await self.ask(BIG, times=2)
+        await self.under_way()
+        await deferToThread(wire.read, BIG.ByteSize() + 10_000)
+        await until(lambda: len(self.backend.heard) == 2)
+        await until(lambda: self.told == [True])
+        await deferToThread(wire.reset)
+        await self.check_told(True, False)
+
+    async def test_closed_unread(self) -> None:
+        """A client that asks and closes has nothing, whether the reply was there by then or not."""
+        for leave in (Wire.close, Wire.reset) * 5:
+            self.told.clear()
+            wire = await self.ask(BIG)
+            await self.under_way()
+            await deferToThread(leave, wire)
+            await until(lambda: self.told)
+            self.assertEqual(self.told, [False])
+
+    async def test_closed_before_there_is_a_reply(self) -> None:
+        """The work goes on, and its reply is for nobody."""
+        hold = self.backend.hold = Deferred()
+        wire = await self.ask(SMALL)
+        await until(lambda: self.backend.heard)
+        await deferToThread(wire.close)
+        await until(lambda: not self.site.places)
+        self.assertEqual(self.told, [])
+        hold.callback(None)
+        await self.check_told(False)
+
+    async def test_read_a_little_and_reset(self) -> None:
+        """10 kB of 20 MB are not the reply."""
+        wire = await self.ask(BIG)
+        await deferToThread(read_and, wire, 10_000, Wire.reset)
+        await self.check_told(False)
+
+    async def test_whoever_stops_reading(self) -> None:
+        """A client that takes nothing any more is given up by the kernel, and with it the reply."""
+        wire = await self.ask(BIG)
+        await self.under_way()
+        self.below().getHandle().setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 500)
+        await deferToThread(wire.read, 10_000)
+        self.assertEqual(self.told, [])
+        await self.check_told(False)
+        await until(lambda: not self.site.places)
+
+    async def test_the_node_stops(self) -> None:
+        """What is not there by then was not handed over, and is told before the connections end."""
+        await self.ask(BIG)
+        await self.under_way()
+        self.site.disconnect()
+        await self.check_told(False)
+
+    async def test_work_that_fails(self) -> None:
+        """An error is an answer, and no reply."""
+        self.backend.error = RuntimeError("x")
+        wire = await self.ask(SMALL)
+        await deferToThread(wire.read, 100)
+        await self.check_told(False)
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+
+    async def test_nobody_asked(self) -> None:
+        """A reply that nobody waits for is not looked at."""
+        self.backend.settled = None
+        wire = await self.ask(BIG)
+        await until(lambda: self.backend.finished)
+        await deferToThread(wire.read, BIG.ByteSize())
+        self.assertFalse(self.site.handovers._under_way)
+
+    async def test_the_length_of_the_stream(self) -> None:
+        """`written` is what the other side receives in the end, to the byte, wherever Twisted keeps it meanwhile."""
+        wire = await self.ask(SMALL)
+        await deferToThread(wire.take)
+        (channel,) = self.site.places
+        for data in (b"x", b"x" * 1000, b"x" * 20_000_000):
+            before = written(channel.transport)
+            channel.transport.write(data)
+            after = written(channel.transport)
+            self.assertGreater(after - before, len(data))
+            await deferToThread(wire.read, len(data))
+            await until(lambda after=after: progress(self.below().getHandle()).acknowledged == after)  # type: ignore[misc]
+            info = wire.link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED + 8)
+            self.assertEqual(struct.unpack_from("Q", info, _BYTES_RECEIVED), (after,))
+
+    async def test_a_connection_that_takes_nothing(self) -> None:
+        """A write into a connection that is ending is no reply, although all that was written is acknowledged."""
+        wire = await self.ask(SMALL)
+        await deferToThread(wire.take)
+        await until(lambda: self.told == [True])
+        (channel,) = self.site.places
+        fake = SimpleNamespace(channel=channel, write=lambda _: None)
+        Handovers(reactor).write(fake, b"x", self.told.append)
+        await self.check_told(True, False)
+
+    async def test_a_write_that_fails(self) -> None:
+        """Its error is raised, and the reply is not handed over."""
+        wire = await self.ask(SMALL)
+        await deferToThread(wire.take)
+        await until(lambda: self.told == [True])
+        (channel,) = self.site.places
+
+        def fail(_: bytes) -> None:
+            raise ConnectionError
+
+        with pytest.raises(ConnectionError):
+            Handovers(reactor).write(SimpleNamespace(channel=channel, write=fail), b"x", self.told.append)
+        await self.check_told(True, False)
+
+
+def take_and_close(wire: Wire) -> bytes:
+    body = wire.take()
+    wire.close()
+    return body
+
+
+def read_and(wire: Wire, size: int, leave: Callable[[Wire], None]) -> None:
+    wire.read(size)
+    leave(wire)
+
+
+class GrpcTests(HandoverCase):
+    """gRPC: written to the connection, every byte."""
+
+    async def setUp(self) -> None:  # type: ignore[override]
+        super().setUp()
+        self.aio = Aio(reactor)
+        self.aio.startService()
+        self.addCleanup(self.aio.stopService)
+        self.server = RpcServer(self.aio, self.calls, Authenticator(KEY))
+        self.port = free_port()
+        await self.aio.run(self.server.start("127.0.0.1", self.port, self.certificates.grpc_credentials))
+        self.addCleanup(lambda: self.aio.run(self.server.stop()))
+
+    async def test_a_fault_of_the_node(self) -> None:
+        """A fault is INTERNAL without its text, which may hold secrets, and is in the log with its traceback."""
+        self.backend.error = RuntimeError("secret")
+
+        def call() -> grpc.RpcError:
+            with grpc.secure_channel(
+                f"localhost:{self.port}", grpc.ssl_channel_credentials(self.pem.encode())
+            ) as channel:
+                feed = channel.stream_unary(f"/{SERVICE.full_name}/SyncUser")
+                with pytest.raises(grpc.RpcError) as refused:
+                    feed(iter([b""]), metadata=[("x-api-key", KEY)], timeout=10)
+                return refused.value
+
+        refused = await deferToThread(call)
+        self.assertEqual((refused.code().name, "secret" in refused.details()), ("INTERNAL", False))
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+
+    async def ask(self, reply: StatResponse, window: int = 65_535, deadline: str = "60S") -> GrpcWire:
+        self.backend.reply = reply
+        wire: GrpcWire = await deferToThread(GrpcWire, self.port, self.pem, window)
+        self.addCleanup(wire.close)
+        await deferToThread(wire.ask, f"/{SERVICE.full_name}/GetStats", KEY, b"", deadline)
+        return wire
+
+    async def check_lost(self, leave: Callable[[GrpcWire], None]) -> None:
+        wire = await self.ask(BIG)
+        await deferToThread(wire.read, 10_000)
+        self.assertEqual(self.told, [])
+        await deferToThread(leave, wire)
+        await self.check_told(False)
+
+    async def test_whoever_reads_everything(self) -> None:
+        """The usual client has it, however big."""
+        for reply in (SMALL, BIG):
+            self.told.clear()
+            self.backend.reply = reply
+            self.assertEqual(await deferToThread(self.fetch), reply)
+            await until(lambda: self.told)
+            self.assertEqual(self.told, [True])
+
+    def fetch(self) -> StatResponse:
+        credentials = grpc.ssl_channel_credentials(self.pem.encode())
+        options = [("grpc.max_receive_message_length", 64 * 1024 * 1024)]
+        with grpc.secure_channel(f"localhost:{self.port}", credentials, options) as channel:
+            call = channel.unary_unary(f"/{SERVICE.full_name}/GetStats")
+            return StatResponse.FromString(call(b"", metadata=[("x-api-key", KEY)], timeout=20))
+
+    async def test_cancelled(self) -> None:
+        """A client that cancels while the reply waits for its window."""
+        await self.check_lost(GrpcWire.cancel)
+
+    async def test_closed(self) -> None:
+        """A client that closes the connection in the middle."""
+        await self.check_lost(Wire.close)
+
+    async def test_reset(self) -> None:
+        """A client that is gone in the middle, as one that was killed."""
+        await self.check_lost(Wire.reset)
+
+    async def test_reset_with_a_wide_window(self) -> None:
+        """A window for the whole reply: it is the connection that does not take it."""
+        wire = await self.ask(BIG, window=30_000_000)
+        await deferToThread(wire.read, 10_000)
+        await deferToThread(wire.reset)
+        await self.check_told(False)
+
+    async def test_deadline(self) -> None:
+        """A client that stops reading, until the deadline of its call."""
+        await self.ask(BIG, deadline="500m")
+        await self.check_told(False)
+
+    async def test_the_node_stops(self) -> None:
+        """A client that stops reading, until the node ends."""
+        wire = await self.ask(BIG)
+        await deferToThread(wire.read, 10_000)
+        await self.aio.run(self.server.stop())
+        await self.check_told(False)
+
+    async def test_cancelled_before_there_is_a_reply(self) -> None:
+        """The work goes on, and its reply is for nobody."""
+        hold = self.backend.hold = Deferred()
+        wire = await self.ask(SMALL)
+        await until(lambda: self.backend.heard)
+        await deferToThread(wire.cancel)
+        await self.all_told_of_the_cancel()
+        self.assertEqual(self.told, [])
+        hold.callback(None)
+        await self.check_told(False)
+
+    async def all_told_of_the_cancel(self) -> None:
+        """Another call on another connection was answered since; only then is the held one let go."""
+        held, self.backend.hold = self.backend.hold, None
+        self.backend.settled = None
+        await deferToThread(self.fetch)
+        self.backend.settled, self.backend.hold = self.told, held
+
+    async def test_work_that_fails(self) -> None:
+        """An error is an answer, and no reply."""
+        self.backend.error = RuntimeError("x")
+        with pytest.raises(grpc.RpcError) as failed:
+            await deferToThread(self.fetch)
+        self.assertIs(failed.value.code(), grpc.StatusCode.INTERNAL)
+        await self.check_told(False)
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)

@@ -1,0 +1,625 @@
+"""The site's limits and the log stream, byte by byte over real sockets on the loopback."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from twisted.internet import reactor as installed
+from twisted.internet.interfaces import IHalfCloseableProtocol
+from twisted.internet.protocol import ClientFactory, Protocol
+from twisted.internet.ssl import Certificate, optionsForClientTLS
+from twisted.internet.task import Clock, LoopingCall, deferLater
+from twisted.logger import ILogObserver, LogLevel, globalLogPublisher
+from twisted.protocols.policies import ProtocolWrapper
+from twisted.protocols.tls import TLSMemoryBIOFactory
+from twisted.python.failure import Failure
+from twisted.trial.unittest import TestCase
+from twisted.web.resource import IResource, Resource
+from zope.interface import implementer
+
+from node.api.auth import Authenticator
+from node.api.calls import Calls
+from node.logs import COALESCE, LogRing
+from node.transport.rest import HEARTBEAT, make_app
+from node.transport.site import DEAD_AFTER, Limits, Site
+from node.transport.tls import Certificates
+from tests.harness import certs
+from tests.node.transport.test_rest import FakeBackend
+
+reactor: Any = installed
+
+KEY = "3f2b8c1e-0d5a-4b6f-9a77-1c2d3e4f5a6b"
+BEARER = f"Authorization: Bearer {KEY}".encode()
+DEPLOYED = f"x-api-key: {KEY}".encode()
+
+
+@implementer(IHalfCloseableProtocol)
+class Client(Protocol):
+    """Sends and receives bytes as they are. `ended`: no more will come; `closed`: nor can it send."""
+
+    def __init__(self) -> None:
+        self.received = bytearray()
+        self.ended = False
+        self.closed = False
+
+    def dataReceived(self, data: bytes) -> None:
+        self.received += data
+
+    def readConnectionLost(self) -> None:
+        self.ended = True
+
+    def writeConnectionLost(self) -> None:
+        """Not before the rest."""
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionError())) -> None:  # noqa: B008
+        self.ended = self.closed = True
+
+    def send(self, *parts: bytes) -> None:
+        assert self.transport is not None
+        self.transport.write(b"".join(parts))
+
+    def holds(self, part: bytes, times: int = 1) -> Callable[[], bool]:
+        return lambda: self.received.count(part) >= times
+
+    @property
+    def status(self) -> int:
+        return int(self.received.split(b" ", 2)[1]) if self.received else 0
+
+    @property
+    def body(self) -> bytes:
+        return bytes(self.received.partition(b"\r\n\r\n")[2])
+
+
+class Probe(Resource):
+    """Remembers each request and what its body was kept in."""
+
+    isLeaf = True  # noqa: N815
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[bytes, bytes, type, bytes]] = []
+
+    def render(self, request: Any) -> bytes:
+        self.seen.append((request.method, request.path, type(request.content), request.content.read()))
+        return bytes(b"seen " + request.path)
+
+
+def head(line: bytes, *headers: bytes) -> bytes:
+    return b"\r\n".join((line + b" HTTP/1.1", b"Host: x", *headers, b"", b""))
+
+
+async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+    """Wait for a condition, with a deadline."""
+    end = reactor.seconds() + seconds
+    while not condition():
+        assert reactor.seconds() < end, "not in time"
+        await deferLater(reactor, 0.01)
+
+
+class SiteCase(TestCase):
+    """Sites on loopback ports, and clients of them."""
+
+    def setUp(self) -> None:
+        self.probe = Probe()
+        self.clients: list[Client] = []
+
+    def serve(self, limits: Limits | None = None, clock: Any = reactor, resource: IResource | None = None) -> Site:
+        self.site = Site(resource or self.probe, Authenticator(KEY), clock, limits, log_requests=True)
+        self.listen(self.site)
+        return self.site
+
+    def listen(self, factory: Any) -> None:
+        self.port = reactor.listenTCP(0, factory, interface="127.0.0.1")
+        self.addCleanup(self.leave)
+
+    async def leave(self) -> None:
+        await self.port.stopListening()
+        self.site.disconnect()
+        for client in self.clients:
+            if not client.closed:
+                client.transport.abortConnection()  # type: ignore[union-attr]
+        await until(lambda: not self.site.places and all(client.closed for client in self.clients))
+
+    async def connect(self, tls: Any = None) -> Client:
+        client = Client()
+        factory: Any = ClientFactory.forProtocol(lambda: client)
+        if tls is not None:
+            factory = TLSMemoryBIOFactory(tls, True, factory)
+        reactor.connectTCP("127.0.0.1", self.port.getHost().port, factory)
+        await until(lambda: client.connected)
+        self.clients.append(client)
+        return client
+
+    async def drip(self, client: Client, data: bytes) -> float:
+        """Send this over and over in small pieces until the connection ends. Returns how many seconds it took."""
+        began = reactor.seconds()
+        dripping = LoopingCall(client.send, data)
+        dripping.start(0.02).addErrback(lambda _: None)
+        await until(lambda: client.closed)
+        dripping.stop()
+        return float(reactor.seconds() - began)
+
+
+class AuthenticationTests(SiteCase):
+    """Strangers."""
+
+    async def test_before_the_body(self) -> None:
+        """A wrong key is 401 when the headers are there, without one byte of the body."""
+        self.serve()
+        client = await self.connect()
+        client.send(head(b"POST /start", b"Authorization: Bearer no", b"Content-Length: 60000000"))
+        await until(lambda: client.ended)
+        self.assertEqual(client.status, 401)
+        self.assertIn(b"Connection: close", client.received)
+        self.assertEqual(json.loads(client.body), {"error": "missing or wrong API key", "code": "unauthenticated"})
+        self.assertEqual(self.probe.seen, [])
+
+    async def test_dialect(self) -> None:
+        """A stranger with x-api-key is told in plain text, also about a path that is not there."""
+        self.serve()
+        client = await self.connect()
+        client.send(head(b"GET /nothing", b"x-api-key: no"))
+        await until(lambda: client.ended)
+        self.assertEqual((client.status, client.body), (401, b"missing or wrong API key"))
+        self.assertIn(b"text/plain", client.received)
+
+    async def test_both_must_match(self) -> None:
+        """One right key does not make up for a wrong one, and bytes that are no text are only a wrong key."""
+        self.serve()
+        for headers in ((BEARER, b"x-api-key: no"), (b"Authorization: no", DEPLOYED), (b"x-api-key: \xff",)):
+            client = await self.connect()
+            client.send(head(b"GET /", *headers))
+            await until(lambda client=client: client.ended)  # type: ignore[misc]
+            self.assertEqual(client.status, 401)
+
+    async def test_stranger_who_keeps_sending(self) -> None:
+        """A stranger who goes on sending reads the answer, and is cut off soon."""
+        self.serve(Limits(linger=0.3))
+        client = await self.connect()
+        client.send(head(b"POST /start", b"Content-Length: 60000000"))
+        took = await self.drip(client, b"x" * 1000)
+        self.assertEqual(client.status, 401)
+        self.assertTrue(0.2 < took < 3, took)
+
+    async def test_pipelined_stranger(self) -> None:
+        """What comes behind a refused request is not looked at."""
+        self.serve()
+        client = await self.connect()
+        client.send(head(b"GET /a", b"x-api-key: no"), head(b"GET /b", BEARER))
+        await until(lambda: client.ended)
+        self.assertEqual((client.status, client.received.count(b"HTTP/1.1")), (401, 1))
+        self.assertEqual(self.probe.seen, [])
+
+    async def test_expect(self) -> None:
+        """Expect: 100-continue is answered after authentication, and only then."""
+        self.serve()
+        client = await self.connect()
+        headers = b"Content-Length: 2", b"Expect: 100-continue"
+        client.send(head(b"PUT /a", BEARER, *headers))
+        await until(client.holds(b"HTTP/1.1 100 Continue\r\n\r\n"))
+        client.send(b"hi")
+        await until(client.holds(b"seen /a"))
+        stranger = await self.connect()
+        stranger.send(head(b"PUT /a", *headers))
+        await until(lambda: stranger.ended)
+        self.assertEqual((stranger.status, stranger.received.count(b"HTTP/1.1")), (401, 1))
+
+
+class BodyTests(SiteCase):
+    """The limit of size, and where bodies are kept."""
+
+    async def test_declared(self) -> None:
+        """A declared length over the limit is 413 at the headers, in the caller's dialect, and never continued."""
+        self.serve()
+        for credential, told in ((BEARER, b'"too_large"'), (DEPLOYED, b"a body may have 67108864 bytes at most")):
+            client = await self.connect()
+            client.send(head(b"POST /a", credential, b"Content-Length: 67108865", b"Expect: 100-continue"))
+            await until(client.holds(told))
+            self.assertEqual(client.status, 413)
+
+    async def test_chunked(self) -> None:
+        """A chunked body is 413 when it goes over the limit, and the rest is discarded until the body's deadline."""
+        self.serve(Limits(max_body=1000, body_deadline=0.5))
+        client = await self.connect()
+        client.send(head(b"POST /a", BEARER, b"Transfer-Encoding: chunked"))
+        took = await self.drip(client, b"64\r\n" + b"x" * 100 + b"\r\n")
+        self.assertEqual((client.status, client.received.count(b"HTTP/1.1")), (413, 1))
+        self.assertTrue(0.4 < took < 3, took)
+        self.assertEqual(self.probe.seen, [])
+
+    async def test_chunked_in_one_go(self) -> None:
+        """A chunked body that is over the limit and complete in one read is 413 as well, once."""
+        self.serve(Limits(max_body=1000))
+        client = await self.connect()
+        chunks = (b"64\r\n" + b"x" * 100 + b"\r\n") * 20 + b"0\r\n\r\n"
+        client.send(head(b"POST /a", BEARER, b"Transfer-Encoding: chunked"), chunks, head(b"GET /b", BEARER))
+        await until(lambda: client.ended)
+        self.assertEqual((client.status, client.received.count(b"HTTP/1.1")), (413, 1))
+        self.assertEqual(self.probe.seen, [])
+
+    async def test_in_memory(self) -> None:
+        """Long and chunked bodies are kept in memory, whole."""
+        self.serve(Limits(max_body=300_000))
+        client = await self.connect()
+        body = b"secret" * 50_000
+        client.send(head(b"POST /a", BEARER, b"Content-Length: 300000"), body)
+        client.send(head(b"POST /b", BEARER, b"Transfer-Encoding: chunked"), b"493e0\r\n", body, b"\r\n0\r\n\r\n")
+        await until(client.holds(b"seen /b"))
+        expected = [(b"POST", path, BytesIO, body) for path in (b"/a", b"/b")]
+        self.assertEqual(self.probe.seen, expected)
+
+    async def test_get_with_a_body(self) -> None:
+        """GET may have a body, and one request follows another on the same connection."""
+        self.serve()
+        client = await self.connect()
+        for path in (b"/a", b"/b"):
+            client.send(head(b"GET " + path, BEARER, b"Content-Length: 2"), b"hi")
+            await until(client.holds(b"seen " + path))
+        self.assertEqual([body for *_, body in self.probe.seen], [b"hi", b"hi"])
+
+    async def test_pipelined(self) -> None:
+        """Requests sent in one go are answered in order."""
+        self.serve()
+        client = await self.connect()
+        client.send(*(head(b"GET /%d" % n, BEARER) for n in range(5)))
+        await until(client.holds(b"seen ", 5))
+        self.assertEqual([path for _, path, *_ in self.probe.seen], [b"/%d" % n for n in range(5)])
+
+    async def test_not_http(self) -> None:
+        """What is not HTTP is 400 and closed, in the dialect if it can be told."""
+        self.serve()
+        for text, told in (
+            (b"what\r\n\r\n", b'"invalid_request"'),
+            (head(b"GET /a", DEPLOYED, b"no colon", b"more: x"), b"this is not a request"),
+            (head(b"GET /a", BEARER, b"Content-Length: " + b"9" * 5000), b'"invalid_request"'),
+            (head(b"GET /a", *[b"x: " + b"y" * 6_000] * 3, BEARER), b'"invalid_request"'),
+            (b"GET /" + b"y" * 40_000, b'"invalid_request"'),
+            (head(b"POST /a", BEARER, b"Transfer-Encoding: chunked") + b"zz\r\n", b'"invalid_request"'),
+        ):
+            client = await self.connect()
+            client.send(text)
+            await until(lambda client=client: client.ended)  # type: ignore[misc]
+            self.assertEqual((client.status, client.received.count(b"HTTP/1.1 400")), (400, 1), text[:50])
+            self.assertIn(told, client.body)
+        self.assertEqual(self.probe.seen, [])
+
+
+class DeadlineTests(SiteCase):
+    """Time."""
+
+    async def test_dripping_headers(self) -> None:
+        """Headers that trickle in are answered 408 at the deadline and cut off."""
+        self.serve(Limits(deadline=0.3, linger=0.3))
+        client = await self.connect()
+        client.send(b"GET /a HTTP/1.1\r\nx: ")
+        took = await self.drip(client, b"y")
+        self.assertEqual(client.status, 408)
+        self.assertEqual(json.loads(client.body)["code"], "request_timeout")
+        self.assertLess(took, 3)
+
+    async def test_dripping_body(self) -> None:
+        """A body that trickles in is answered 408 at its own deadline, in the dialect, and cut off."""
+        self.serve(Limits(deadline=0.1, body_deadline=0.5, linger=0.2))
+        client = await self.connect()
+        client.send(head(b"POST /a", DEPLOYED, b"Content-Length: 1000000"))
+        took = await self.drip(client, b"y")
+        self.assertEqual(client.status, 408)
+        self.assertTrue(client.body.startswith(b"the request did not arrive in time"))
+        self.assertTrue(0.4 < took < 3, took)
+
+    async def test_second_request_drips(self) -> None:
+        """The deadline holds for every request of a connection, from its first byte."""
+        self.serve(Limits(deadline=0.3, linger=0.3))
+        client = await self.connect()
+        client.send(head(b"GET /a", BEARER))
+        await until(client.holds(b"seen /a"))
+        self.assertLess(await self.drip(client, b"y"), 3)
+        self.assertEqual(client.received.count(b"408 Request Time"), 1)
+
+    async def test_silence(self) -> None:
+        """A connection on which nothing comes is closed at the deadline, without a word."""
+        clock = Clock()
+        site = self.serve(clock=clock)
+        client = await self.connect()
+        await until(lambda: site.places)
+        clock.advance(9)
+        self.assertTrue(site.places)
+        clock.advance(2)
+        await until(lambda: client.ended)
+        self.assertEqual(client.received, b"")
+
+    async def test_idle(self) -> None:
+        """Between two requests the idle time counts, not the deadline of a request."""
+        clock = Clock()
+        site = self.serve(clock=clock)
+        client = await self.connect()
+        for n in range(3):
+            client.send(head(b"GET /%d" % n, BEARER))
+            await until(client.holds(b"seen /%d" % n))
+            clock.advance(59)
+        self.assertTrue(site.places)
+        clock.advance(2)
+        await until(lambda: client.ended)
+        self.assertEqual(client.received.count(b"HTTP/1.1"), 3)
+        await until(lambda: not site.places)
+        self.assertEqual(clock.getDelayedCalls(), [])
+
+
+class ConnectionTests(SiteCase):
+    """How many connections, to whom, and over what."""
+
+    async def test_strangers_go_first(self) -> None:
+        """When all places are taken the oldest stranger's is given away, not that of a known client; one line tells."""
+        self.serve(Limits(max_connections=3))
+        warnings = self.watch(LogLevel.warn, "node.transport.places")
+        known = await self.connect()
+        await self.ask(known)
+        strangers = [await self.admitted(count) for count in (2, 3)]
+        another = await self.connect()
+        await until(lambda: strangers[0].closed)
+        await self.ask(another)
+        await self.ask(known)
+        self.assertFalse(strangers[1].closed)
+        last = await self.connect()
+        await until(lambda: strangers[1].closed)
+        await self.ask(last)
+        self.assertEqual(len(warnings), 1)
+
+    async def test_idle_ones_go_next(self) -> None:
+        """Among those who have shown the key the one that is idle for longest gives up his place."""
+        self.serve(Limits(max_connections=2))
+        first, second = await self.connect(), await self.connect()
+        for client in (first, second, first):
+            await self.ask(client)
+        another = await self.connect()
+        await until(lambda: second.closed)
+        await self.ask(another)
+        self.assertFalse(first.closed)
+
+    async def test_busy_ones_stay(self) -> None:
+        """Nobody whose request is under way gives up a place: a new connection is closed until there is room."""
+        self.serve(Limits(max_connections=2))
+        busy = [await self.connect(), await self.connect()]
+        for client in busy:
+            client.send(head(b"PUT /a", BEARER, b"Content-Length: 2", b"Expect: 100-continue"))
+            await until(client.holds(b"100 Continue"))
+        over = await self.connect()
+        await until(lambda: over.closed)
+        for client in busy:
+            client.send(b"hi")
+            await until(client.holds(b"seen /a"))
+        await self.ask(await self.connect())
+
+    async def admitted(self, count: int) -> Client:
+        """A client that says nothing and has a place: there are so many then."""
+        client = await self.connect()
+        await until(lambda: len(self.site.places) == count)
+        return client
+
+    async def ask(self, client: Client) -> None:
+        before = client.received.count(b"seen /a")
+        client.send(head(b"GET /a", BEARER))
+        await until(client.holds(b"seen /a", before + 1))
+
+    async def test_refusals_are_not_logged(self) -> None:
+        """Strangers write no line into the log, unless every request is logged."""
+        self.serve()
+        for log_requests in (False, True):
+            self.site._log_requests = log_requests
+            lines = [self.watch(level) for level in LogLevel.iterconstants()]
+            for text in (head(b"GET /a", b"x-api-key: no"), b"what\r\n\r\n"):
+                client = await self.connect()
+                client.send(text)
+                await until(lambda client=client: client.ended)  # type: ignore[misc]
+            self.assertEqual(sum(map(len, lines)), 2 * log_requests)
+
+    async def test_the_log_has_no_secrets(self) -> None:
+        """A request is one line for debugging, without its key and its body; there is no other."""
+        self.serve()
+        lines = self.watch(LogLevel.debug)
+        client = await self.connect()
+        client.send(head(b"PUT /a", BEARER, b"Content-Length: 6"), b"secret")
+        await until(client.holds(b"seen /a"))
+        self.assertEqual([(line["method"], line["path"], line["status"]) for line in lines], [("PUT", "/a", 200)])
+        self.assertNotIn(KEY, repr(lines))
+        self.assertNotIn("secret", repr(lines))
+
+    async def test_dead_clients(self) -> None:
+        """The kernel is asked to look after every connection."""
+        site = self.serve()
+        await self.connect()
+        await until(lambda: site.places)
+        (channel,) = site.places
+        self.check_keep_alive(channel.transport.getHandle())
+
+    async def test_tls(self) -> None:
+        """Over TLS too: never HTTP/2, sockets looked after, strangers who keep sending and silent ones cut off."""
+        clock = Clock()
+        server_tls, client_tls = self.make_tls([b"h2", b"http/1.1"])
+        site = self.site = Site(self.probe, Authenticator(KEY), clock, Limits(max_connections=2))
+        self.listen(TLSMemoryBIOFactory(server_tls, False, site))
+        client = await self.connect(client_tls)
+        client.send(head(b"GET /a", BEARER))
+        await until(client.holds(b"seen /a"))
+        self.assertEqual(client.transport.negotiatedProtocol, b"http/1.1")  # type: ignore[union-attr]
+        (channel,) = site.places
+        self.assertIsInstance(channel.transport, ProtocolWrapper)
+        self.check_keep_alive(channel.transport.transport.getHandle())
+
+        polite = await self.connect(client_tls)
+        polite.send(head(b"POST /a", b"Content-Length: 60000000"), b"x" * 100_000)
+        await until(lambda: polite.closed)
+        self.assertEqual(polite.status, 401)
+
+        stubborn = await self.connect(client_tls)
+        await until(lambda: stubborn.transport.negotiatedProtocol)  # type: ignore[union-attr]
+        stubborn.send(head(b"POST /a", b"Content-Length: 60000000"))
+        stubborn.transport.transport.pauseProducing()  # type: ignore[union-attr]
+        await until(lambda: any(channel._closing for channel in site.places))
+        clock.advance(5)
+        await until(lambda: len(site.places) == 1)
+        stubborn.transport.transport.resumeProducing()  # type: ignore[union-attr]
+
+        for tls in (None, client_tls):
+            silent = await self.connect(tls)
+            await until(lambda tls=tls, silent=silent: not tls or silent.transport.negotiatedProtocol)  # type: ignore[misc]
+            await until(lambda: len(site.places) == 2)
+            silent.transport.pauseProducing()  # type: ignore[union-attr]
+            clock.advance(10)
+            await until(lambda: len(site.places) == 1)
+
+        client.transport.pauseProducing()  # type: ignore[union-attr]
+        clock.advance(60)
+        self.assertEqual(len(site.places), 1)
+        clock.advance(5)
+        await until(lambda: not site.places)
+
+    async def test_h2_alone(self) -> None:
+        """A client that offers only HTTP/2 and then speaks HTTP/1.1 is served."""
+        server_tls, client_tls = self.make_tls([b"h2"])
+        self.site = Site(self.probe, Authenticator(KEY), reactor)
+        self.listen(TLSMemoryBIOFactory(server_tls, False, self.site))
+        client = await self.connect(client_tls)
+        client.send(head(b"GET /a", BEARER))
+        await until(client.holds(b"seen /a"))
+
+    def make_tls(self, offered: list[bytes]) -> tuple[Any, Any]:
+        with TemporaryDirectory() as directory:
+            made = certs.make(Path(directory), ["localhost"])
+            trust = Certificate.loadPEM(made.certificate.read_bytes())
+            certificates = Certificates(made.certificate, made.key)
+            certificates.load()
+        client = optionsForClientTLS("localhost", trustRoot=trust, acceptableProtocols=offered)
+        return certificates.context_factory, client
+
+    def check_keep_alive(self, handle: socket.socket) -> None:
+        self.assertEqual(handle.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1)
+        self.assertEqual(handle.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT), DEAD_AFTER * 1000)
+
+    def watch(self, level: Any, namespace: str = "node.transport.site") -> list[Any]:
+        """What is logged there at this level from now on."""
+        events: list[Any] = []
+
+        @implementer(ILogObserver)
+        def observe(event: Any) -> None:
+            if event["log_namespace"].startswith(namespace) and event["log_level"] is level:
+                events.append(event)
+
+        globalLogPublisher.addObserver(observe)
+        self.addCleanup(globalLogPublisher.removeObserver, observe)
+        return events
+
+
+class LogStreamTests(SiteCase):
+    """`GET /logs`."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.clock = Clock()
+        self.ring = LogRing(self.clock, 100)
+        self.serve(clock=self.clock, resource=make_app(Calls(FakeBackend(), self.ring)))
+
+    async def open(self, credential: bytes) -> Client:
+        client = await self.connect()
+        client.send(head(b"GET /logs", credential))
+        await until(client.holds(b"\r\n\r\n"))
+        return client
+
+    def extend(self, *lines: str) -> None:
+        self.ring.extend(lines)
+        self.clock.advance(COALESCE)
+
+    async def turning(self, condition: Callable[[], object]) -> None:
+        """Wait for what takes several turns of the reactor."""
+
+        def met() -> object:
+            self.clock.advance(0)
+            return condition()
+
+        await until(met)
+
+    async def test_sse(self) -> None:
+        """A Bearer client gets Server-Sent Events: the tail, then each line as one event."""
+        self.extend("before")
+        client = await self.open(BEARER)
+        self.assertIn(b"Content-Type: text/event-stream", client.received)
+        await until(client.holds(b"data: before\n\n"))
+        self.extend("one", "two\r\nlines")
+        await until(client.holds(b"data: one\n\ndata: two\\r\\nlines\n\n"))
+
+    async def test_headers_at_once(self) -> None:
+        """With nothing to tell, both dialects have their headers at once, and only the document's has a comment."""
+        client = await self.open(BEARER)
+        await until(client.holds(b": heartbeat\n\n"))
+        deployed = await self.open(DEPLOYED)
+        self.assertEqual(deployed.status, 200)
+        self.assertEqual(deployed.body, b"")
+
+    async def test_heartbeat(self) -> None:
+        """A comment comes whenever there was no line for a while; deployed clients, who would show it, get none."""
+        client, deployed = await self.open(BEARER), await self.open(DEPLOYED)
+        await until(client.holds(b": heartbeat"))
+        self.clock.advance(HEARTBEAT - 1)
+        self.extend("a line")
+        self.clock.advance(HEARTBEAT - 1)
+        await until(client.holds(b"data: a line\n\n"))
+        self.assertEqual(client.received.count(b": heartbeat\n\n"), 1)
+        self.clock.advance(1)
+        await until(client.holds(b": heartbeat\n\n", 2))
+        await until(deployed.holds(b"a line\n"))
+        self.assertNotIn(b"heartbeat", deployed.received)
+        self.assertNotIn(b"data:", deployed.received)
+
+    async def test_stays_open(self) -> None:
+        """No deadline of the site ends a stream, and a reader takes nothing away from another."""
+        clients = [await self.open(BEARER), await self.open(DEPLOYED)]
+        for _ in range(600):
+            self.clock.advance(60)
+        self.extend("late")
+        for client in clients:
+            await until(client.holds(b"late\n"))
+            self.assertFalse(client.ended)
+
+    async def test_disconnect(self) -> None:
+        """A client that goes away releases its place in the ring and its timers."""
+        for credential in (BEARER, DEPLOYED):
+            client = await self.open(credential)
+            await until(lambda: self.ring._waiting)
+            client.transport.loseConnection()  # type: ignore[union-attr]
+            await until(lambda: not self.site.places)
+            self.assertEqual(self.ring._waiting, [])
+            self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    async def test_slow_reader(self) -> None:
+        """A reader that takes nothing loses lines, is told how many, gets all the others; another one gets them all."""
+        slow, quick = await self.open(DEPLOYED), await self.open(DEPLOYED)
+        slow.transport.pauseProducing()  # type: ignore[union-attr]
+        for n in range(12):
+            self.extend(*(f"{n}-{m} " + "x" * 30_000 for m in range(100)))
+            await self.turning(quick.holds(b"\n%d-99 " % n))
+        self.assertNotIn(b"dropped", quick.received)
+        slow.transport.resumeProducing()  # type: ignore[union-attr]
+        await self.turning(slow.holds(b"\n11-99 "))
+        dropped = [int(n) for n in re.findall(rb"^\[node\] (\d+) lines were dropped", slow.received, re.MULTILINE)]
+        self.assertTrue(dropped)
+        self.assertEqual(sum(dropped) + len(re.findall(rb"^\d+-\d+ ", slow.received, re.MULTILINE)), 1200)
+        self.assertLess(len(slow.received), len(quick.received))
+
+    async def test_slow_reader_goes_away(self) -> None:
+        """A paused reader that disconnects is released too."""
+        slow = await self.open(BEARER)
+        slow.transport.pauseProducing()  # type: ignore[union-attr]
+        for n in range(6):
+            self.extend(*(f"{n}-{m} " + "x" * 30_000 for m in range(100)))
+        slow.transport.abortConnection()  # type: ignore[union-attr]
+        await until(lambda: not self.site.places)
+        self.assertEqual(self.ring._waiting, [])
+        self.clock.advance(COALESCE)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
