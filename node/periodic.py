@@ -8,8 +8,9 @@ from typing import Protocol
 from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import LoopingCall
-from twisted.logger import Logger
 from twisted.python.failure import Failure
+
+from node.logs import Logger
 
 # Characters of an exception's text that a warning repeats; the log has the rest.
 CUT = 200

@@ -1,0 +1,1 @@
+"""The sing-box driver: `driver` first."""

@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing, suppress
 
-from twisted.logger import Logger
-
 from drivers.channel import ApiFailed, Channel
 from drivers.sing_box.config import Endpoint
 from drivers.sing_box.fronts import Fronts, Pair, pair_of
 from drivers.sing_box.tally import Stream, Tally
+from node.logs import Logger
 from protos import sing_box_pb2
 from protos.sing_box_pb2 import Connection, ConnectionEvents, Nothing, Status, Subscription
 

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from twisted.logger import Logger
-
 from drivers.channel import ApiFailed
 from drivers.process import readiness as starting
 from drivers.xray.accounts import email_of
@@ -18,6 +16,7 @@ from drivers.xray.suspects import Pair
 from drivers.xray.ways import Work, choose, swap_of
 from node.contract.accounts import Accounts, Change, Refusal, apply, key_of
 from node.contract.driver import Host
+from node.logs import Logger
 
 # Bytes around an account in its inbound, at most.
 FRAME = 5

@@ -12,39 +12,12 @@ from typing import Any, TypeVar
 from twisted.internet.defer import CancelledError, Deferred, DeferredLock, ensureDeferred
 
 from node.errors import Aborted
+from node.waiting import Signal
 
 T = TypeVar("T")
 
 # Calls it when the operation has settled which users there shall be; what comes after it need not wait for more.
 Settled = Callable[[], None]
-
-
-def lasting(work: Deferred[T]) -> Deferred[T]:
-    """The outcome of work that goes on when who waits for it gives up."""
-    outcome: Deferred[T] = Deferred()
-    work.addCallbacks(outcome.callback, outcome.errback)
-    return outcome
-
-
-class Signal:
-    """Fires once, for any number of waiters. Whoever stops waiting disturbs nobody."""
-
-    def __init__(self) -> None:
-        self._fired = False
-        self._waiting: list[Deferred[None]] = []
-
-    def fire(self) -> None:
-        self._fired = True
-        waiting, self._waiting = self._waiting, []
-        for waiter in waiting:
-            waiter.callback(None)
-
-    async def wait(self) -> None:
-        if not self._fired:
-            # Without a canceller: who gave up is fired all the same, which Twisted ignores then.
-            waiter: Deferred[None] = Deferred()
-            self._waiting.append(waiter)
-            await waiter
 
 
 class Operation:

@@ -7,9 +7,9 @@ from typing import Any
 
 from twisted.internet.defer import CancelledError
 from twisted.internet.task import deferLater
-from twisted.logger import Logger
 
 from node.contract.driver import Generation
+from node.logs import Logger
 
 # Seconds that a core which shall end may take to show that its counters can be read, …
 FAREWELL = 2.0

@@ -62,7 +62,7 @@ class Plan(Protocol):
         """What an operator should know about this configuration."""
 
     def account(self, tag: str, user: User) -> Account | None:
-        """The user's account for a managed inbound; None without a credential. Pure. Raises `node.backend.roster.Unusable`."""
+        """The user's account for a managed inbound; None without a credential. Pure. Raises `Unusable`."""
 
 
 class Generation(Protocol):

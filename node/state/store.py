@@ -16,10 +16,10 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
-from node.backend.control import Signal
 from node.contract.counters import Row
 from node.logs import Logger
 from node.state.database import Changes, Damaged, Database, Saved, Unwritable
+from node.waiting import Signal
 
 T = TypeVar("T")
 

@@ -1,0 +1,1 @@
+"""Bytes: the counters of cores into a ledger, and the rows that controllers are given."""

@@ -9,7 +9,6 @@ from typing import Any
 from twisted.internet.defer import DeferredLock
 from twisted.internet.task import deferLater
 
-from node.backend.control import lasting
 from node.contract.counters import DIRECTIONS, Reading, Row, Scope
 from node.contract.driver import Generation
 from node.errors import InvalidRequest, NodeError, UnknownName, Unsupported, shown
@@ -17,6 +16,7 @@ from node.logs import Logger
 from node.periodic import Periodic
 from node.state.store import Store
 from node.traffic.ledger import Ledger, Taken
+from node.waiting import lasting
 from protos import service_pb2
 from protos.service_pb2 import StatRequest, StatResponse
 

@@ -1,0 +1,1 @@
+"""REST and gRPC: connections, TLS, and how bytes become calls and replies."""

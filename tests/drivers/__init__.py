@@ -1,0 +1,1 @@
+"""Units of `drivers`, by room."""

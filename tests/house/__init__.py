@@ -1,0 +1,1 @@
+"""The architecture, the documents, the scripts and the unit file."""

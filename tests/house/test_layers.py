@@ -11,37 +11,34 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# Lowest first: a module imports only what stands in its own row or above it. What of node/ is in no row, is BACKEND.
-ROWS = (
-    {"protos"},
-    {"node", "node.errors", "node.settings"},
-    {
-        "node.aio",
-        "node.api.auth",
-        "node.certificate",
-        "node.api.framing",
-        "node.traffic.ledger",
-        "node.logs",
-        "node.periodic",
-        "node.state.directory",
-        "node.machine.system",
-        "node.machine.systemd",
-        "node.transport.tls",
-        "node.backend.roster",
+# What the modules of each room may import of ours, beside their own room and `protos`: rooms, or single modules.
+ROOMS: dict[str, set[str]] = {
+    "node": set(),
+    "node.contract": {"node.aio", "node.errors", "node.logs"},
+    "node.machine": {"node.logs", "node.periodic"},
+    "node.state": {"node.contract", "node.logs", "node.waiting"},
+    "node.traffic": {"node.contract", "node.state", "node.errors", "node.logs", "node.periodic", "node.waiting"},
+    "node.backend": {
+        *("node.contract", "node.machine", "node.state"),
+        *("node.errors", "node.logs", "node.periodic", "node.waiting"),
     },
-    {"drivers"},
-    set[str](),
-    {"node.transport.rest", "node.transport.rpc", "node.transport.serving", "node.transport.site", "node.cli"},
-    {"node.tap"},
-    {"twisted.plugins"},
-    # For whoever calls a node; nothing of the node imports it.
-    {"node.client"},
-)
-BACKEND = 4
-# What the client may know of the node: the interface, and the bridge to gRPC's thread.
-FOR_CLIENTS = {"node.aio", "node.api.auth", "node.errors", "node.api.framing", "node.logs", "node.api.methods"}
-# What a driver may know of the node.
-FOR_DRIVERS = {"node.errors", "node.logs", "node.aio", "node.backend.roster", "node.traffic.ledger"}
+    "node.api": {
+        *("node.backend", "node.contract", "node.machine", "node.state", "node.traffic"),
+        *("node", "node.errors", "node.logs", "node.periodic"),
+    },
+    "node.transport": {"node.api", "node.aio", "node.errors", "node.logs", "node.periodic"},
+    "node.client": {"node.api", "node.aio", "node.errors", "node.logs"},
+    "drivers": {"node.contract"},
+    "drivers.install": set(),
+    "drivers.process": {"drivers.install", "node.contract", "node.errors", "node.logs"},
+    "drivers.sockets": {"node.logs"},
+    "drivers.xray": {"drivers", "drivers.process", "drivers.sockets", "node.contract", "node.errors", "node.logs"},
+    "drivers.sing_box": {"drivers", "drivers.process", "drivers.sockets", "node.contract", "node.errors", "node.logs"},
+    "protos": set(),
+    "twisted.plugins": set(),
+}
+# The wiring: `tap` puts the node together, `registry` names the drivers.
+WIRING = {"node.tap", "drivers.registry"}
 
 
 def name_of(path: Path) -> str:
@@ -92,15 +89,9 @@ def own_imports(name: str) -> frozenset[str]:
     return frozenset(found - {name})
 
 
-def row(name: str) -> int:
-    """Where a module stands."""
-    prefixes = [name.rsplit(".", cut)[0] for cut in range(name.count(".") + 1)]
-    for prefix in prefixes:
-        for number, names in enumerate(ROWS):
-            if prefix in names and (prefix != "node" or name == "node"):
-                return number
-    assert within(name, "node"), f"{name} has no place in ROWS"
-    return BACKEND
+def room(name: str) -> str:
+    """The folder of a module."""
+    return name if name in ROOMS else name.rpartition(".")[0]
 
 
 def who_uses(matches: Callable[[ast.AST], bool]) -> set[str]:
@@ -117,33 +108,28 @@ def attribute(*names: str, of: str = "") -> Callable[[ast.AST], bool]:
     )
 
 
-def drivers_below(name: str) -> str:
-    """The package of the core that a module of `drivers` belongs to; empty for what is common to all."""
-    parts = name.split(".")
-    package = ".".join(parts[:2])
-    return package if parts[0] == "drivers" and len(parts) > 1 and (ROOT / package.replace(".", "/")).is_dir() else ""
-
-
 def test_the_product_is_read() -> None:
     """These tests look at the real modules."""
     assert {"node.tap", "node.api.operations", "drivers.process.child", "drivers.xray.config"} <= modules().keys()
     assert own_imports("node.tap") >= {"node.settings", "node.api.operations", "drivers.registry"}
-    assert [
-        row(name)
-        for name in ("protos.service_pb2", "node.errors", "drivers.xray.api", "node.backend.runner", "node.tap")
-    ] == [
-        0,
-        1,
-        3,
-        BACKEND,
-        6,
-    ]
+    places = {"node": "node", "node.tap": "node", "node.backend.runner": "node.backend", "drivers.registry": "drivers"}
+    assert {name: room(name) for name in places} == places
 
 
-@pytest.mark.parametrize("name", modules())
-def test_imports_point_one_way(name: str) -> None:
-    """No module imports one that stands above it."""
-    assert {target for target in own_imports(name) if row(target) > row(name)} == set()
+def test_every_room_has_its_row() -> None:
+    """No module stands in a folder without a row, and each folder of ours says in words what lives there."""
+    assert {room(name) for name in modules()} == ROOMS.keys()
+    silent = {name for name, tree in modules().items() if name in ROOMS and not ast.get_docstring(tree)}
+    assert silent <= {"protos"}
+
+
+@pytest.mark.parametrize("name", sorted(modules().keys() - WIRING))
+def test_who_may_enter_which_room(name: str) -> None:
+    """A module imports its own room, and of the others what the row of its room says."""
+    own = room(name)
+    allowed = ROOMS[own] | {own, "protos"}
+    foreign = {target for target in own_imports(name) if target not in allowed and room(target) not in allowed}
+    assert foreign == set()
 
 
 def test_no_circles() -> None:
@@ -163,31 +149,16 @@ def test_no_circles() -> None:
 
 def test_transports_do_not_know_each_other() -> None:
     """REST and gRPC share what is behind them, nothing else."""
-    rest, rpc = {"node.transport.rest", "node.transport.site"}, {"node.transport.rpc", "node.transport.serving"}
+    rest = {"node.transport.rest", "node.transport.site", "node.transport.places", "node.transport.delivery"}
+    rpc = {"node.transport.rpc", "node.transport.serving"}
     for one, other in ((rest, rpc), (rpc, rest)):
         assert not {target for name in one for target in own_imports(name)} & other
 
 
-@pytest.mark.parametrize("name", [name for name in modules() if within(name, "node.client")])
-def test_the_client_knows_the_interface(name: str) -> None:
-    """A client knows what travels, not who serves it."""
-    others = {target for target in own_imports(name) if not within(target, "node.client")}
-    assert others <= FOR_CLIENTS | {"protos.service_pb2"}
-
-
-@pytest.mark.parametrize("name", [name for name in modules() if within(name, "drivers")])
-def test_drivers_know_little_of_the_node(name: str) -> None:
-    """A driver knows errors, logs, the bridge, users and counters of the node; of other drivers nothing."""
-    targets = own_imports(name)
-    assert {target for target in targets if within(target, "node")} <= FOR_DRIVERS
-    others = {drivers_below(target) for target in targets} - {"", drivers_below(name)}
-    assert others == set() or name == "drivers.registry"
-
-
-@pytest.mark.parametrize("name", [name for name in modules() if within(name, "node") and name != "node.tap"])
-def test_only_the_wiring_knows_which_cores_there_are(name: str) -> None:
+def test_only_the_wiring_knows_which_cores_there_are() -> None:
     """The node knows what a driver is, not which ones there are; a new core is one line of the registry."""
-    assert {target for target in own_imports(name) if within(target, "drivers")} <= {"node.contract.driver"}
+    found = {(name, target) for name in modules() for target in own_imports(name) if within(name, "node")}
+    assert {pair for pair in found if within(pair[1], "drivers")} == {("node.tap", "drivers.registry")}
 
 
 def named(tree: ast.Module) -> Iterator[str]:
@@ -217,19 +188,19 @@ def test_the_node_names_no_core(name: str) -> None:
 
 
 def test_the_registry_is_in_its_place() -> None:
-    """REGISTRY is made in one place and has every package of a core."""
+    """REGISTRY is made in one place and has every package of a core: those with a driver."""
 
     def assigns(node: ast.AST) -> bool:
         return isinstance(node, ast.Name) and node.id == "REGISTRY" and isinstance(node.ctx, ast.Store)
 
     assert who_uses(assigns) == {"drivers.registry"}
-    packages = {drivers_below(name) for name in modules()} - {""}
-    assert {drivers_below(target) for target in own_imports("drivers.registry")} - {""} == packages
+    drivers = {name for name in modules() if within(name, "drivers") and name.endswith(".driver")}
+    assert {target for target in own_imports("drivers.registry") if room(target) in ROOMS} >= drivers
 
 
 # One place for each thing
 
-API = {name for name in modules() if within(name, "drivers") and name.endswith(".api")}
+API = {name for name in modules() if within(name, "drivers") and name.endswith(".api")} | {"drivers.channel"}
 OVER_REST = {"node.client.rest", "node.client.body", "node.client.way"}
 
 
@@ -249,10 +220,10 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.way"}
             ["grpc", "grpc_health", "grpc_reflection"],
             {"node.aio", "node.transport.rpc", "node.transport.tls", "node.client.rpc"} | API,
         ),
-        (["psutil"], {"node.machine.system", "node.certificate", "drivers.process.child"}),
-        (["subprocess"], {"drivers.install", "drivers.install.wheels"}),
+        (["psutil"], {"node.machine.system", "node.certificate", "drivers.process.orphans"}),
+        (["subprocess"], {"drivers.install.install", "drivers.install.wheels"}),
         (["sqlite3"], {"node.state.database"}),
-        (["urllib.request", "http.client"], {"drivers.install.archive", "drivers.install"}),
+        (["urllib.request", "http.client"], {"drivers.install.archive", "drivers.install.install"}),
         (["requests", "dotenv", "pickle", "marshal"], set()),
     ],
     ids=lambda names: " ".join(sorted(names)),
@@ -264,7 +235,7 @@ def test_who_may_import(packages: list[str], allowed: set[str]) -> None:
 
 def test_who_spawns() -> None:
     """Cores are spawned in one place, which knows how not to fork; the leash alone becomes another program."""
-    assert who_uses(attribute("spawnProcess")) == {"drivers.process.child"}
+    assert who_uses(attribute("spawnProcess")) == {"drivers.process.spawn"}
     assert who_uses(attribute("fork", "forkpty", "system", "popen", "posix_spawn", "posix_spawnp", of="os")) == set()
     assert who_uses(attribute("execv", "execve", "execvp", "execl")) == {"drivers.process.leash"}
 
@@ -272,7 +243,7 @@ def test_who_spawns() -> None:
 def test_who_reads_the_environment() -> None:
     """The environment is read by the settings and the installer, a program of its own; the bridge sets gRPC's."""
     readers = who_uses(attribute("environ", "environb", "getenv", of="os"))
-    assert readers - {"drivers.install"} == {"node.settings", "node.aio"}
+    assert readers - {"drivers.install.install"} == {"node.settings", "node.aio"}
     assert who_imports("os.environ", "os.getenv", "os.environb") == set()
     lines = ast.unparse(modules()["node.aio"]).splitlines()
     assert [line for line in lines if "environ" in line and not line.startswith(("'", '"'))] == [

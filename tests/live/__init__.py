@@ -1,0 +1,1 @@
+"""Real cores with real traffic, and the node as a process."""

@@ -1,4 +1,4 @@
-"""node.transport.tls over real TLS on loopback: a Twisted listener with a Site, and a gRPC server, each with the same pair."""
+"""TLS over loopback: a Twisted listener with a Site, and a gRPC server, each with the same pair."""
 
 from __future__ import annotations
 

@@ -1,0 +1,37 @@
+"""Waiting for something that others do: one Deferred a waiter, so that whoever gives up disturbs nobody."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from twisted.internet.defer import Deferred
+
+T = TypeVar("T")
+
+
+def lasting(work: Deferred[T]) -> Deferred[T]:
+    """The outcome of work that goes on when its caller gives up."""
+    outcome: Deferred[T] = Deferred()
+    work.addCallbacks(outcome.callback, outcome.errback)
+    return outcome
+
+
+class Signal:
+    """Fires once, for any number of waiters."""
+
+    def __init__(self) -> None:
+        self._fired = False
+        self._waiting: list[Deferred[None]] = []
+
+    def fire(self) -> None:
+        self._fired = True
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            waiter.callback(None)
+
+    async def wait(self) -> None:
+        if not self._fired:
+            # Without a canceller: a waiter that gave up is fired all the same, which Twisted ignores then.
+            waiter: Deferred[None] = Deferred()
+            self._waiting.append(waiter)
+            await waiter
