@@ -9,13 +9,14 @@ from typing import Any
 from twisted.internet.defer import ensureDeferred
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from drivers.interface import Driver
 from node import __version__
 from node.auth import Dialect
 from node.calls import Call
 from node.database import Changes, Saved
-from node.errors import CoreFailed, UnknownName, Unsupported
+from node.errors import Aborted, CoreFailed, UnknownName, Unsupported
 from node.feeds import ChunkFeed, UserFeed
 from node.keepalive import KeepAlive
 from node.logs import LogRing
@@ -66,6 +67,7 @@ class Backend:
         self._keep_alive = KeepAlive(reactor, self._expired)
         # Starts under way: while there are any nothing expires.
         self._starts = 0
+        self._heard = False
         self._noting = LoopingCall(self._note_keep_alive)
         self._noting.clock = reactor
         store.everything = self._everything
@@ -75,12 +77,11 @@ class Backend:
         self._traffic.begin(saved.rows)
         self._noting.start(self._policy.poll, now=False)
         if saved.request and self._policy.resume:
-            ensureDeferred(self._resume(saved)).addErrback(
-                lambda failure: self.log.failure("the backend was not resumed", failure)
-            )
+            ensureDeferred(self._resume(saved)).addErrback(self._not_resumed)
 
     def touch(self) -> None:
         """A controller said something: keep-alive starts anew."""
+        self._heard = True
         self._keep_alive.touch()
 
     async def close(self) -> None:
@@ -194,7 +195,11 @@ class Backend:
         if driver is None:
             self.log.error("a {type} ran when the node ended: this node has none", type=type_name(request.type))
             return
-        await self._runner.resume(driver, request, lambda: self._watch_controller(saved.left))
+        await self._runner.resume(driver, request, lambda: self._watch_controller(None if self._heard else saved.left))
+
+    def _not_resumed(self, failure: Failure) -> None:
+        if not failure.check(Aborted):  # by a Stop, or the node's end
+            self.log.failure("the backend was not resumed", failure)
 
     def _watch_controller(self, left: float | None = None) -> None:
         """Whatever backend there is now has all of its keep-alive, or what is left of it."""

@@ -40,8 +40,8 @@ class Watch:
 
     def begin(self, generation: Generation) -> None:
         """Watch it until it has exited."""
-        for work in (self._health(generation), self._users(generation)):
-            self._follow(generation, work)
+        self._follow(generation, self._every(INTERVAL, self._health, generation))
+        self._follow(generation, self._every(AUDIT, self._compare, generation))
 
     def doubt(self, generation: Generation) -> None:
         """It did not answer: as soon as it does its users are looked at, and settled."""
@@ -55,20 +55,29 @@ class Watch:
         exited = generation.when_exited().addCallback(_cancel, watching)
         exited.addErrback(_no_more)
         watching.addErrback(self._ended)
-        watching.addBoth(lambda _: exited.cancel())
+        # At its end all who wait are told: none of them may leave then.
+        watching.addBoth(lambda _: exited.cancel() if generation.alive else None)
 
     def _ended(self, failure: Failure) -> None:
         if not failure.check(CancelledError):
             self.log.failure("a core is not watched any more", failure)
 
-    async def _health(self, generation: Generation) -> None:
+    async def _every(
+        self, seconds: float, work: Callable[[Generation], Awaitable[None]], generation: Generation
+    ) -> None:
         while generation.alive:
-            await deferLater(self._reactor, INTERVAL)
-            asked = self._reactor.seconds()
-            if not await self._answers(generation):
-                return
-            if self._reactor.seconds() - asked >= AGAIN:
-                await self._compare(generation)
+            await deferLater(self._reactor, seconds)
+            try:
+                await work(generation)
+            except Exception:
+                if not generation.alive:
+                    raise
+                self.log.failure("a look at the core failed; there will be others")
+
+    async def _health(self, generation: Generation) -> None:
+        asked = self._reactor.seconds()
+        if await self._answers(generation) and self._reactor.seconds() - asked >= AGAIN:
+            await self._compare(generation)
 
     async def _look(self, generation: Generation) -> None:
         try:
@@ -89,11 +98,6 @@ class Watch:
         if generation.alive:
             self._hung(generation, f"it did not answer for {PATIENCE:g} s")
         return False
-
-    async def _users(self, generation: Generation) -> None:
-        while generation.alive:
-            await deferLater(self._reactor, AUDIT)
-            await self._compare(generation)
 
     async def _compare(self, generation: Generation) -> None:
         try:

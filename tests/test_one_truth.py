@@ -129,8 +129,8 @@ def in_core(node: NodeProcess, places: list[Place]) -> dict[str, set[str]]:
     return {place.tag: place.ground.users(node.state, pid, place.tag) for place in places}
 
 
-def compared(node: NodeProcess, controller: Controller, places: list[Place], echo: EchoServer) -> None:
-    """Raises `AssertionError` where they are not the same."""
+def compared(node: NodeProcess, controller: Controller, places: list[Place], echo: EchoServer) -> bool:
+    """True; raises `AssertionError` where they are not the same."""
     assert controller.info().state == "running"
     disk, core = on_disk(node), in_core(node, places)
     assert in_memory(controller) == disk["home"] | disk["work"]
@@ -140,6 +140,7 @@ def compared(node: NodeProcess, controller: Controller, places: list[Place], ech
         assert disk[place.tag] <= core[place.tag]
         barred = [person for person in PEOPLE if person.email in core[place.tag] - disk[place.tag]]
         assert all(stays_out(place, person, echo) for person in barred[:1])
+    return True
 
 
 @pytest.mark.parametrize("event", [core_dies, node_is_killed, node_ends])
@@ -153,6 +154,6 @@ def test_one_truth(
     with control(own_node, "rest") as controller:
         run(controller, places, [member(person, *places) for person in PEOPLE])
         Crowd(own_node, places, SEED, event).run()
-        until(lambda: compared(own_node, controller, places, echo) is None, 15, "all is one")
+        until(lambda: compared(own_node, controller, places, echo), 15, "all is one")
         controller.sync_user(member(PEOPLE[0], places[0]))
         assert gets_in(places[0], PEOPLE[0], echo)
