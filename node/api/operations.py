@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from twisted.internet.defer import ensureDeferred
+from twisted.python.failure import Failure
 
 from node import __version__
 from node.api.auth import Dialect
@@ -16,7 +17,7 @@ from node.backend.keepalive import KeepAlive
 from node.backend.runner import Runner
 from node.contract.accounts import key_of
 from node.contract.driver import Driver
-from node.errors import CoreFailed, UnknownName, Unsupported, shown
+from node.errors import Aborted, CoreFailed, UnknownName, Unsupported, shown
 from node.logs import Logger, LogRing
 from node.machine.system import SystemStats
 from node.periodic import Periodic, Warns
@@ -67,6 +68,7 @@ class Backend:
         self._keep_alive = KeepAlive(reactor, self._expired)
         # Starts under way: while there are any nothing expires.
         self._starts = 0
+        self._heard = False
         self._noting = Periodic("noting what is left of keep-alive", self._note_keep_alive, policy.poll, reactor)
         self._telling: tuple[Warns, ...] = (store, self._traffic, self._runner, self._noting, system, *others)
         store.everything, store.found = self._everything, self._found
@@ -79,6 +81,7 @@ class Backend:
 
     def touch(self) -> None:
         """A controller said something: keep-alive starts anew."""
+        self._heard = True
         self._keep_alive.touch()
 
     async def close(self) -> None:
@@ -196,9 +199,7 @@ class Backend:
         if saved.left is not None:
             self._store.keep_alive(saved.left)
         if self._policy.resume:
-            ensureDeferred(self._resume(saved)).addErrback(
-                lambda failure: self.log.failure("the backend was not resumed", failure)
-            )
+            ensureDeferred(self._resume(saved)).addErrback(self._not_resumed)
 
     async def _resume(self, saved: Saved) -> None:
         """Bring back what ran, with its users and what is left of its keep-alive, before any controller calls."""
@@ -208,7 +209,11 @@ class Backend:
         if driver is None:
             self.log.error("a {type} ran when the node ended: this node has none", type=type_name(request.type))
             return
-        await self._runner.resume(driver, request, lambda: self._watch_controller(saved.left))
+        await self._runner.resume(driver, request, lambda: self._watch_controller(None if self._heard else saved.left))
+
+    def _not_resumed(self, failure: Failure) -> None:
+        if not failure.check(Aborted):  # by a Stop, or the node's end
+            self.log.failure("the backend was not resumed", failure)
 
     def _watch_controller(self, left: float | None = None) -> None:
         """Whatever backend there is now has all of its keep-alive, or what is left of it."""

@@ -29,12 +29,13 @@ class Operation:
         self.ended = Signal()
         self.fault: BaseException | None = None
         self.work: Deferred[None] | None = None
+        self.aborted = False
         self._final = final
 
     def abort(self) -> None:
         """End it. Once: it may have to clear up, and what comes after it relies on that."""
-        if self.work is not None and not self._final:
-            self._final = True
+        if self.work is not None and not self._final and not self.aborted:
+            self.aborted = True
             self.work.cancel()
 
 
@@ -104,10 +105,8 @@ class Control:
                 await self._core.run(work, operation.settled.fire)
             else:
                 await work(operation.settled.fire)
-        except CancelledError:
-            operation.fault = Aborted()
         except Exception as fault:  # noqa: BLE001 - raised to everybody who waits for it
-            operation.fault = fault
+            operation.fault = Aborted() if operation.aborted and isinstance(fault, CancelledError) else fault
         finally:
             self._operations.remove(operation)
             operation.settled.fire()

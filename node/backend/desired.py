@@ -275,12 +275,14 @@ class Members:
             return []
         if not await self._answers(self.generations[0]):
             return refused if self.generations else []
+        # What ran out of time may have been done.
         await self._audit(self.generations[0])
         if kept := self._kept(changes):
-            refused += await self._ask(kept)
+            refused = refused + await self._ask(kept)
         if kept := self._kept(changes):
-            refused += await self._run_without(kept)
-        # What ran out of time at first may be in force by now.
+            refused = refused + await self._run_without(kept)
+        if not self.generations:
+            return []
         confirmed = self._confirmed()
         left = {change.key for change in changes if confirmed.get(change.tag, {}).get(change.key) != change.packed}
         return [refusal for refusal in dict.fromkeys(refused) if key_of(refusal.email) in left]

@@ -73,7 +73,8 @@ class Watch:
         exited = generation.when_exited().addCallback(_cancel, watching)
         exited.addErrback(_no_more)
         watching.addErrback(self._ended)
-        watching.addBoth(lambda _: exited.cancel())
+        # At its end all who wait are told: none of them may leave then.
+        watching.addBoth(lambda _: exited.cancel() if generation.alive else None)
 
     def _ended(self, failure: Failure) -> None:
         if not failure.check(CancelledError):

@@ -68,9 +68,11 @@ class Recorder:
         """Some of these users change in the roster inside the block."""
         recorded = {} if self._roster is None else roster.users
         before = {key: recorded.get(key) for key in (key_of(user.email) for user in users)}
-        yield
-        after = {key: recorded.get(key) for key in before}
-        self._record.users({key: packed for key, packed in after.items() if packed is not before[key]})
+        try:
+            yield
+        finally:
+            after = {key: recorded.get(key) for key in before}
+            self._record.users({key: packed for key, packed in after.items() if packed is not before[key]})
 
     def forget(self) -> None:
         """Nothing comes back after the node's end."""

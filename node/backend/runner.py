@@ -187,7 +187,7 @@ class Runner(Members):
         except Exception as fault:
             self.accepted, self.roster = self._held.accepted, self._held.roster
             self._held = None
-            if isinstance(fault, CancelledError):
+            if self._is_aborted(fault):
                 raise
             if before[0] in ("running", "restarting"):
                 raise await self._put_back(fault) from fault
@@ -242,14 +242,18 @@ class Runner(Members):
         assert self.accepted is not None
         try:
             await self._launch(self.accepted, seconds)
-        except CancelledError:
-            raise
-        except Exception as fault:  # noqa: BLE001 - logged; a core that shall run is never given up
+        except Exception as fault:
+            if self._is_aborted(fault):
+                raise
             told = self._as_told(fault)
             self._again(told)
             return told
         await self._settle_all()
         return None
+
+    def _is_aborted(self, fault: Exception) -> bool:
+        """Whether a Stop ended the work; else it is a fault like any other, and something has to run after it."""
+        return isinstance(fault, CancelledError) and self.state == "stopped"
 
     def _as_told(self, fault: Exception) -> NodeError:
         """What a caller or an operator is told; the log has the rest of what nobody foresaw."""
@@ -262,7 +266,7 @@ class Runner(Members):
 
     async def _stop(self, grace: float, settled: Settled) -> None:
         self._cancel_grace()
-        if grace and self.generations:
+        if grace and self.generations and self.accepted is not None:
             self.in_grace = True
             self._grace = self._reactor.callLater(grace, self._grace_over)
         else:
@@ -312,9 +316,9 @@ class Runner(Members):
         self._say("starting", "it ran when the node ended")
         try:
             await self._start(driver, request, _not_yet)
-        except CancelledError:
-            raise
-        except Exception as fault:  # noqa: BLE001 - logged, and told by `info`
+        except Exception as fault:
+            if self._is_aborted(fault):
+                raise
             told = self._as_told(fault)
             again = not isinstance(told, InvalidConfig)
             self._say("failed", f"not resumed: {told.text}" + ("; this is tried again" if again else ""))

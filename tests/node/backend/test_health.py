@@ -117,6 +117,17 @@ class WatchTests(SynchronousTestCase):
         self.pass_time(3 * AUDIT)
         self.assertEqual((self.core.audited, len(self.repaired)), (3, 3))
 
+    def test_an_unforeseen_fault(self) -> None:
+        """Whatever goes wrong with a look, the next ones come: of health, and of users."""
+        self.fault = KeyError("x")
+        self.core.audits = [lambda _: 1 // 0]
+        self.pass_time(3 * AUDIT)
+        self.assertEqual((self.core.audited, len(self.repaired)), (3, 2))
+        self.assertEqual(len(self.flushLoggedErrors(KeyError, ZeroDivisionError)), 3)
+        self.core.silent = True
+        self.pass_time(INTERVAL + PATIENCE + AGAIN)
+        self.assertEqual(len(self.hung), 1)
+
     def test_doubt(self) -> None:
         """The moment it answers again its users are looked at, once for all doubts; a later doubt counts."""
         for _ in range(2):

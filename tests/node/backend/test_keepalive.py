@@ -135,6 +135,14 @@ class BackendTests(SynchronousTestCase):
             self.setUp()
         self.begin()
 
+    def test_somebody_called_meanwhile(self) -> None:
+        """A controller that was heard of before the core was back has given it all of its time."""
+        self.driver.faults = [CoreFailed("no")] * 2
+        self.begin(10, 4)
+        self.backend.touch()
+        self.clock.pump([0, 0, 1])
+        self.lives(10)
+
     def test_nothing_was_left(self) -> None:
         """It is over at once."""
         self.begin(10, -0.25)

@@ -254,6 +254,15 @@ class FailedStarts(RunnerTests):
         self.assertEqual(self.accounts(), {"ann": b"one"})
         self.assertEqual(len(self.flushLoggedErrors(KeyError)), 1)
 
+    def test_put_back_after_a_call_that_was_cancelled(self) -> None:
+        """So does a call to a core that was cancelled, by whatever: only a Stop aborts a Start."""
+        self.started("a", ANN)
+        self.driver.faults = [CancelledError(), CancelledError()]
+        self.assertIn("CancelledError", self.failureResultOf(self.start("b", BOB), CoreFailed).value.text)
+        self.pass_time(0)
+        self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one"}))
+        self.assertEqual(len(self.flushLoggedErrors(CancelledError)), 2)
+
     def test_put_back_later(self) -> None:
         """If that does not come up at once either, it is told, and tried on and on."""
         self.started("a", ANN)
@@ -587,6 +596,18 @@ class Grace(RunnerTests):
         self.stopped(GRACE)
         self.stopped()
         self.assertEqual(self.driver.running, [])
+
+    def test_a_stop_while_another_start_waits(self) -> None:
+        """A core that another Start was about to end is not kept: nobody could remove users from it."""
+        core = self.started("a", ANN)
+        self.driver.applying.shut = True
+        self.sync_user(BOB)
+        self.stopped(GRACE)
+        start, stop = self.start("b", BOB), self.stop(GRACE)
+        self.failureResultOf(start, Aborted)
+        self.driver.applying.open()
+        self.successResultOf(stop)
+        self.assertFalse(core.alive)
 
     def test_its_end_does_not_abort_a_start(self) -> None:
         """A Start under way when the time is over succeeds: the same, another, and one that is refused as ever."""
