@@ -18,11 +18,13 @@ from drivers.xray.config import Endpoint, Plan
 from drivers.xray.connections import Connections
 from drivers.xray.doors import entrances
 from drivers.xray.executable import Files
+from drivers.xray.selectors import OURS
 from drivers.xray.suspects import Pair
 from node.errors import CoreFailed, Unsupported
 from node.ledger import DIRECTIONS, Reading, Scope, counter_name
 from node.users import Accounts, Change, Refusal, apply, key_of
 from protos.service_pb2 import BackendStatsResponse
+from protos.xray_pb2 import OutboundHandlerConfig
 
 
 class XrayGeneration:
@@ -45,7 +47,7 @@ class XrayGeneration:
         self._plan = plan
         self._process = process
         self._api = api
-        self._own = own_counters(endpoint)
+        self._own = own_counters(endpoint, plan.base.outbound)
         self.accounts = started
         self._files = files
         self._connections = connections
@@ -263,7 +265,8 @@ def pair_of(change: Change) -> Pair:
     return change.tag, change.key
 
 
-def own_counters(endpoint: Endpoint) -> tuple[str, ...]:
-    """The counters of the node's own inbound and outbound, which are nobody's traffic."""
-    ours = ((Scope.INBOUND, endpoint.inbound), (Scope.OUTBOUND, endpoint.outbound))
+def own_counters(endpoint: Endpoint, outbounds: Iterable[OutboundHandlerConfig] = ()) -> tuple[str, ...]:
+    """The counters of the node's own inbound and outbound, which are nobody's traffic, and of those that it named."""
+    ours = [(Scope.INBOUND, endpoint.inbound), (Scope.OUTBOUND, endpoint.outbound)]
+    ours += [(Scope.OUTBOUND, outbound.tag) for outbound in outbounds if outbound.tag.startswith(OURS)]
     return tuple(counter_name(scope, name, direction) for scope, name in ours for direction in DIRECTIONS)
