@@ -9,6 +9,7 @@ import socket
 import struct
 import sys
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from drivers.sockets.connections import Endpoint, Ports, plain
 
@@ -26,8 +27,10 @@ _ASK = struct.Struct("=52xI4x")
 # Size and kind of what follows.
 _ATTRIBUTE = struct.Struct("=HH")
 _BYTECODE = 1
-# A message's size and kind. Of a connection it has the family at 16, their port at 22, their address at 40.
+# A message's size and kind. Of a connection it has the family at 16, the own port at 20, theirs at 22, their address at
+# 40, and at 60 the number that the kernel gives a socket once and to no other (its cookie).
 _KIND = struct.Struct("=IH")
+_COOKIE = struct.Struct("=Q")
 _SIZE = 256 * 1024
 
 # The kernel's filter is a program: what is asked, and how far to go on if it is so, and if it is not. What comes to
@@ -40,14 +43,27 @@ _RANGE, _REST = 20, 12
 MOST = 3000
 
 
+class Connection(NamedTuple):
+    """A TCP connection: whose it is, to which port, by which socket."""
+
+    peer: Endpoint
+    port: int
+    cookie: int
+
+
 def connected(ports: Ports) -> set[Endpoint]:
-    """The peers of all TCP connections to these ports of this machine; for thousands of ranges, to all between them.
+    """The peers of all TCP connections to these ports of this machine; as `connections`."""
+    return {connection.peer for connection in connections(ports)}
+
+
+def connections(ports: Ports) -> list[Connection]:
+    """All TCP connections to these ports of this machine; for thousands of ranges, to all between them.
 
     Raises `OSError` if the kernel does not say.
     """
     if len(ports) > MOST:
         ports = [range(min(some.start for some in ports), max(some.stop for some in ports))]
-    return set(_dump(_program(ports)))
+    return list(_dump(_program(ports)))
 
 
 def _program(ports: Ports) -> bytes:
@@ -61,7 +77,7 @@ def _program(ports: Ports) -> bytes:
     return program + _STEP.pack(_GO, 4, 8)
 
 
-def _dump(program: bytes) -> Iterator[Endpoint]:
+def _dump(program: bytes) -> Iterator[Connection]:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
         body = _ASK.pack(_STATES) + _ATTRIBUTE.pack(_ATTRIBUTE.size + len(program), _BYTECODE) + program
         kernel.send(_HEADER.pack(_HEADER.size + len(body), _TCP_CONNECTIONS, _REQUEST_DUMP, 1, 0) + body)
@@ -76,5 +92,9 @@ def _dump(program: bytes) -> Iterator[Endpoint]:
                     fault = int.from_bytes(data[position + 16 : position + 20], sys.byteorder, signed=True)
                     raise OSError(-fault, "sock_diag")
                 end = 44 if data[position + 16] == socket.AF_INET else 56
-                yield plain(data[position + 40 : position + end]) + data[position + 22 : position + 24]
+                yield Connection(
+                    plain(data[position + 40 : position + end]) + data[position + 22 : position + 24],
+                    int.from_bytes(data[position + 20 : position + 22]),
+                    _COOKIE.unpack_from(data, position + 60)[0],
+                )
                 position += (size + 3) & ~3

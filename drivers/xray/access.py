@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import islice
 from sys import intern
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from drivers.sockets.connections import Endpoint, endpoint
 
@@ -20,12 +20,19 @@ _EMAIL = " email: "
 # Older cores have no microseconds; lines of a multiplexed connection name the network of the source, too.
 _ACCEPTED = re.compile(
     r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d(?:\.\d{6})? from (?:tcp:)?(?:([\d.]+)|\[([\da-fA-F:.]+)(?:%[^\]]*)?\]):(\d{1,5}) "
-    r"accepted (\S+)(?: \[(.+)\])?",
+    r"accepted (\S+) \[(.+)\]",
     re.ASCII,
 )
 _STAMP = re.compile(r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d(?:\.\d{6})? ", re.ASCII)
 # Where an access line has `from`, other lines have their severity in brackets.
 _ACCESS = re.compile(_STAMP.pattern + "from ", re.ASCII)
+# What stands behind `accepted` in a line that no newline of a user's has cut: where to, and by which way.
+_WHOLE = re.compile(r"\S* \[.+\]")
+# How lines say that they end with what a user sent, and the most characters that this can be.
+_REFUSALS = (" rejected ", "invalid domain name: ")
+_REFUSED = 300
+# The most characters of a target: SOCKS 4a takes 8,191, Hysteria 2,048.
+_TARGET = 8300
 _IPV4 = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}", re.ASCII)
 _IPV6 = re.compile(r"(?:[\da-fA-F]{0,4}:[\da-fA-F]{0,4}){2,7}", re.ASCII)
 _NAMED_MASKS = {"quarter": (8, 16), "half": (16, 32), "full": (0, 0)}
@@ -34,7 +41,7 @@ _BITS = re.compile(r"/?([+-]?\d{1,20})", re.ASCII)
 
 
 class Accepted(NamedTuple):
-    """A connection that the core let in. `detour` is `INBOUND >> OUTBOUND`, with one of three arrows, or empty."""
+    """A connection that the core let in. `detour` is `INBOUND >> OUTBOUND`, with one of three arrows."""
 
     email: str
     endpoint: Endpoint
@@ -60,11 +67,43 @@ def parse(line: str) -> Accepted | None:
         return None
 
 
+class Records:
+    """Tells the core's records from lines that a user wrote into one: it prints names as they came, newlines and all.
+
+    Such a line ends, or for targets begins, not far behind the line that its record began with. What the core itself
+    says there is not believed either.
+    """
+
+    def __init__(self) -> None:
+        self._at = 0
+        # Lines that end up to here, and those that begin before there, are not believed.
+        self._ends = self._begins = 0
+
+    def is_one(self, line: str) -> bool:
+        """Whether the line, which is the next one, is a whole record of the core's."""
+        begin, self._at = self._at, self._at + len(line) + 1
+        believed = begin >= self._begins and self._at > self._ends
+        if any(words in line for words in _REFUSALS):
+            self._ends = self._at + _REFUSED
+        elif _is_cut(line):
+            self._begins = self._at + _TARGET
+        return believed
+
+
+def _is_cut(line: str) -> bool:
+    """Whether a record of an accepted connection ends before it says by which way that went."""
+    head, accepted, rest = line.partition(" accepted ")
+    if not accepted or not _ACCESS.match(head) or head.endswith(" from DNS"):
+        return False
+    return not _WHOLE.match(rest)
+
+
 class Endpoints:
     """Where the users of one inbound are connected from, newest last.
 
-    Of several users on one endpoint the newest has it, since ports are used again; where one connection may carry
-    several users (`shared`) it is nobody's, as long as it lives.
+    Ports are used again, so a later user may have an endpoint; but only if there is another socket, which a look at
+    them tells by the number that the kernel gives each (its cookie): what a line says can be a user's own words. Where
+    one connection may carry several users (`shared`) it is nobody's, as long as it lives.
     """
 
     _NOBODY = ""
@@ -74,41 +113,101 @@ class Endpoints:
         # Those since the last `age`, which a look at the sockets that began with it may not have found, and the others.
         self._young: dict[Endpoint, str] = {}
         self._old: dict[Endpoint, str] = {}
+        # The sockets of those that were seen, and who claimed an endpoint of somebody else's: since `age`, and before.
+        self._sockets: dict[Endpoint, int] = {}
+        self._claims: dict[Endpoint, str] = {}
+        self._due: dict[Endpoint, str] = {}
+        # Who may be where nobody is known to be, by lines that are not believed; and which of them were there at `age`.
+        self._guesses: dict[Endpoint, set[str]] = {}
+        self._guessed: list[Endpoint] = []
 
     def __len__(self) -> int:
-        return len(self._young) + len(self._old)
+        return len(self._young) + len(self._old) + len(self._guesses)
 
-    def note(self, where: Endpoint, key: str) -> None:
-        before = self._old.pop(where, None)
-        if before is None:
-            before = self._young.get(where)
-        nobody = before == self._NOBODY or (self._shared and before is not None and before != key)
-        self._young[where] = self._NOBODY if nobody else intern(key)
+    def note(self, where: Endpoint, key: str) -> bool:
+        """A line says that this user came from there. Whether it is so; if not it may turn out in `settle`."""
+        before = self._young.get(where, self._old.get(where))
+        if before is not None and before != key and not self._shared:
+            self._claims[where] = intern(key)
+            return False
+        self._sockets.pop(where, None)
+        self._guesses.pop(where, None)
+        self._hold(where, key if before in (None, key) else self._NOBODY)
+        return before in (None, key)
+
+    def guess(self, where: Endpoint, key: str) -> None:
+        """As `note`, by a line that may be a user's own words: it takes nothing from anybody.
+
+        It is kept, else users could see to it that what the core says of them is not believed.
+        """
+        if where not in self._young and where not in self._old:
+            self._guesses.setdefault(where, set()).add(intern(key))
 
     def holder(self, where: Endpoint) -> str | None:
         """Whose the endpoint is, by key."""
         return self._young.get(where) or self._old.get(where) or None
 
     def of(self, keys: AbstractSet[str]) -> set[Endpoint]:
-        return {where for part in (self._old, self._young) for where, key in part.items() if key in keys}
+        """Where these users are connected from."""
+        found = {where for part in (self._old, self._young) for where, key in part.items() if key in keys}
+        return found | {where for where, some in self._guesses.items() if not some.isdisjoint(keys)}
 
     def forget(self, gone: Iterable[Endpoint]) -> None:
+        parts: tuple[dict[Endpoint, Any], ...] = (
+            self._young,
+            self._old,
+            self._sockets,
+            self._claims,
+            self._due,
+            self._guesses,
+        )
         for where in gone:
-            self._young.pop(where, None)
-            self._old.pop(where, None)
+            for part in parts:
+                part.pop(where, None)
 
     def age(self) -> None:
         """A look at the sockets begins: only what was noted before it can be missed in what it finds."""
         self._old |= self._young
         self._young = {}
+        self._due |= self._claims
+        self._claims = {}
+        self._guessed = list(self._guesses)
 
-    def prune(self, live: AbstractSet[Endpoint]) -> None:
-        """Forget those that a look since `age` did not find."""
-        self._old = {where: key for where, key in self._old.items() if where in live}
+    def settle(self, live: Mapping[Endpoint, int | None]) -> dict[Endpoint, str]:
+        """What a look since `age` found: who is connected, each with his socket; None where that is not known.
+
+        Forgets who is not connected any more. Returns what changed hands.
+        """
+        due, self._due = self._due, {}
+        for where in [where for where in self._old if where not in live or self._is_another(where, live[where])]:
+            del self._old[where]
+            self._sockets.pop(where, None)
+        for where in self._guessed:
+            if where not in live:
+                self._guesses.pop(where, None)
+        taken = {where: key for where, key in due.items() if where in live and self._is_free(where, live[where])}
+        for where, key in taken.items():
+            self._hold(where, key)
+        for where in self._old.keys() | taken:
+            if (socket := live[where]) is not None:
+                self._sockets[where] = socket
+        return taken
 
     def drop(self, count: int) -> None:
         """Forget the oldest."""
-        self.forget(list(islice((where for part in (self._old, self._young) for where in part), count)))
+        self.forget(list(islice((where for part in (self._guesses, self._old, self._young) for where in part), count)))
+
+    def _hold(self, where: Endpoint, key: str) -> None:
+        self._old.pop(where, None)
+        self._young[where] = intern(key)
+
+    def _is_another(self, where: Endpoint, socket: int | None) -> bool:
+        """Whether the endpoint has another socket than it had."""
+        return socket is not None and self._sockets.get(where, socket) != socket
+
+    def _is_free(self, where: Endpoint, socket: int | None) -> bool:
+        """Whether who claims it can have it: nobody has it, or nothing tells one socket from another."""
+        return socket is None or (where not in self._old and where not in self._young)
 
 
 class BadMask(ValueError):

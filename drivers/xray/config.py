@@ -131,6 +131,8 @@ def plan(converted: bytes, text: str, exclude: frozenset[str], version: Version 
     if uncounted:
         warnings.append("inbounds are not counted: beside a Hysteria inbound this Xray would count its users as 0")
     shown = _take_over_apps(base, count_inbounds=not uncounted)
+    selectors.bind(base)
+    _name_outbounds(base)
     return Plan(base, inbounds, tuple(warnings), uncounted, doors(base.inbound, inbounds), shown)
 
 
@@ -229,7 +231,6 @@ def _take_over_apps(base: Config, count_inbounds: bool) -> Shown:
     shown = _edit(base, LOG, xray_pb2.LogConfig, _take_over_log)
     _edit(base, POLICY, xray_pb2.PolicyConfig, lambda policy: _count(policy, count_inbounds))
     _edit(base, ROUTER, xray_pb2.RouterConfig, lambda _: None)
-    selectors.bind(base)
     if not any(app.type == STATS for app in base.app):
         base.app.append(TypedMessage(type=STATS))
     return shown
@@ -270,6 +271,12 @@ def _count(policy: xray_pb2.PolicyConfig, inbounds: bool) -> None:
     system = policy.system.stats
     system.inbound_uplink = system.inbound_downlink = inbounds
     system.outbound_uplink = system.outbound_downlink = True
+
+
+def _name_outbounds(base: Config) -> None:
+    """Give each outbound a tag: without one the core's access lines do not say by which inbound a user came."""
+    for number, outbound in enumerate(base.outbound):
+        outbound.tag = outbound.tag or f"{OURS}out-{number}"
 
 
 def _add_api(config: Config, api: Endpoint) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from twisted.internet.defer import ensureDeferred
 from twisted.internet.interfaces import IDelayedCall
@@ -16,23 +16,27 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 
 from drivers.sockets import connections as sockets
+from drivers.sockets import sock_diag as diag
 from drivers.sockets.connections import Endpoint, Ports, Seen, Unreachable
-from drivers.sockets.sock_diag import connected
-from drivers.xray.access import Accepted, Endpoints, parse
+from drivers.sockets.sock_diag import Connection, connected
+from drivers.xray.access import Accepted, Endpoints, Records, parse
 from drivers.xray.doors import Door
 from drivers.xray.suspects import Pair, Suspects
 from node.contract.accounts import key_of
 from node.logs import Logger
 
-# The tag where the core's line has none: its outbound has no tag.
-UNTAGGED = ""
+T = TypeVar("T", bound=set[Endpoint] | list[Connection])
 
-# Endpoints that are kept, of all inbounds together; some 20 MB.
+# Endpoints that are kept, of all inbounds together; some 40 MB.
 CAP = 200_000
 # Seconds between two looks at which of them are still connected, …
 PRUNE = 60.0
-# … and the least there are when half the cap is reached.
+# … the least there are when half the cap is reached, …
 PRUNE_FULL = 10.0
+# … and after which new ones are looked at, so that they can be told from later ones of the same port.
+LEARN = 1.0
+# The part of the time that looks take at most, together.
+SHARE = 0.02
 # Connections above which they are looked at in the reactor's pool.
 INLINE = 500
 # Seconds that late lines are gathered: one look at 10,000 sockets takes some 0.1 s of a processor.
@@ -49,7 +53,8 @@ class Connections:
 
     def __init__(self, reactor: Any, doors: Mapping[str, Door]) -> None:
         self._reactor = reactor
-        self._doors = {**doors, UNTAGGED: Door((), shared=True)}
+        self._doors = doors
+        self._records = Records()
         self._endpoints = {tag: Endpoints(door.shared) for tag, door in self._doors.items()}
         self._pid: int | None = None
         self._is_in: Callable[[Pair], bool] = lambda _: True
@@ -58,12 +63,14 @@ class Connections:
         self._late: dict[Endpoint, Ports] = {}
         self._calls: dict[str, IDelayedCall] = {}
         self._noted = 0
-        self._pruned = 0.0
-        self._pruning = False
+        self._looked = 0.0
+        self._looking = False
+        self._rest = 0.0
         self._complained = False
         # Connections to the inbounds when they were looked at last.
         self._crowd = 0
         self._tag_of = lru_cache(maxsize=1024)(self._find_tag)
+        self._tags_at = lru_cache(maxsize=1024)(self._find_tags)
 
     def begin(self, pid: int | None, is_in: Callable[[Pair], bool]) -> None:
         """The core answers: from now on there is somebody to be put out."""
@@ -71,12 +78,12 @@ class Connections:
 
     def take(self, line: str) -> None:
         """A line of the core, whatever it is about."""
-        accepted = parse(line)
+        believed, accepted = self._records.is_one(line), parse(line)
         if accepted is None:
             return
         tag = self._tag_of(accepted.detour)
         if tag is not None and not (accepted.udp and self._doors[tag].datagrams):
-            self._note(tag, accepted)
+            (self._note if believed else self._guess)(tag, accepted)
 
     def of(self, pairs: Iterable[Pair]) -> dict[Endpoint, Ports]:
         """From where these users are connected to these inbounds, and the ports that they came in by."""
@@ -84,10 +91,9 @@ class Connections:
         for tag, key in pairs:
             keys.setdefault(tag, set()).add(key)
         found: dict[Endpoint, Ports] = {}
-        for tag, some in keys.items():
-            for known in (tag, UNTAGGED):
-                for where in self._endpoints[known].of(some) if tag in self._doors else ():
-                    found[where] = (*found.get(where, ()), *self._doors[tag].ports)
+        for tag in keys.keys() & self._doors.keys():
+            for where in self._endpoints[tag].of(keys[tag]):
+                found[where] = (*found.get(where, ()), *self._doors[tag].ports)
         return found
 
     async def suspect(self, changed: Iterable[Pair]) -> None:
@@ -96,22 +102,21 @@ class Connections:
         if not pairs or self._pid is None:
             return
         try:
-            peers = await self._connected()
+            peers = await self._ask(connected)
         except OSError as fault:
             self._complain(f"connections by an old credential may live on: the kernel does not list them: {fault}")
             return
         self._suspects.add(pairs, peers, self._reactor.seconds())
-        self._call("prune", PRUNE, self._prune)
+        self._call("prune", PRUNE, self._look_around)
 
-    async def _connected(self) -> set[Endpoint]:
+    async def _ask(self, kernel: Callable[[Ports], T]) -> T:
         """Who is connected to the inbounds; asked in the pool where there were many the last time."""
         if self._crowd > INLINE:
-            pool = self._reactor.getThreadPool()
-            peers = await deferToThreadPool(self._reactor, pool, connected, self._ports)
+            found = await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), kernel, self._ports)
         else:
-            peers = connected(self._ports)
-        self._crowd = len(peers)
-        return peers
+            found = kernel(self._ports)
+        self._crowd = len(found)
+        return found
 
     async def end(self, wanted: Mapping[Endpoint, Ports]) -> None:
         """End these connections, of users who are out or have another credential than they came with."""
@@ -138,26 +143,42 @@ class Connections:
 
     def _find_tag(self, detour: str) -> str | None:
         """The inbound that an access line names; its tag may have arrows in it, too. None if it is not managed."""
-        if not detour:
-            return UNTAGGED
-        tags = [tag for tag in self._doors if tag and any(detour.startswith(tag + arrow) for arrow in _ARROWS)]
+        tags = [tag for tag in self._doors if any(detour.startswith(tag + arrow) for arrow in _ARROWS)]
         return max(tags, key=len, default=None)
 
+    def _find_tags(self, port: int) -> list[str]:
+        """The inbounds whose users come in by a port."""
+        return [tag for tag, door in self._doors.items() if any(port in some for some in door.ports)]
+
     def _note(self, tag: str, accepted: Accepted) -> None:
-        where, pair = accepted.endpoint, (tag, key_of(accepted.email))
-        endpoints, out = self._endpoints[tag], not self._is_in(pair)
+        where, key = accepted.endpoint, key_of(accepted.email)
+        endpoints = self._endpoints[tag]
         holder = endpoints.holder(where)
-        if out and holder is not None and self._is_in((tag, holder)):
-            return  # Who is in does not lose his endpoint to who is not, whatever a late line says.
-        endpoints.note(where, pair[1])
-        self._call("prune", PRUNE, self._prune)
+        if self._doors[tag].shared and holder and self._is_in((tag, holder)) and not self._is_in((tag, key)):
+            return  # Who is in does not lose a connection to who is not, whatever a late line says.
+        if endpoints.note(where, key):
+            self._call("learn", max(LEARN, self._rest), self._look_around)
+            self._mind((tag, key), where)
+        else:
+            self._call("claims", max(GATHER, self._rest), self._look_around)
+        self._count()
+
+    def _guess(self, tag: str, accepted: Accepted) -> None:
+        key = key_of(accepted.email)
+        if self._is_in((tag, key)):
+            self._endpoints[tag].guess(accepted.endpoint, key)
+            self._call("learn", max(LEARN, self._rest), self._look_around)
+            self._count()
+
+    def _count(self) -> None:
         self._noted += 1
         if self._noted >= CAP // 8:
             self._make_room()
-        suspect = self._suspects.has(pair, where, self._reactor.seconds())
-        if (out or suspect) and endpoints.holder(where) == pair[1]:
-            doors = [self._doors[tag]] if tag else self._doors.values()
-            self._late[where] = [some for door in doors for some in door.ports]
+
+    def _mind(self, pair: Pair, where: Endpoint) -> None:
+        """End this connection of a user's if he is out, or came by a credential that he had before."""
+        if not self._is_in(pair) or self._suspects.has(pair, where, self._reactor.seconds()):
+            self._late[where] = self._doors[pair[0]].ports
             self._call("late", GATHER, self._end_late)
 
     async def _end_late(self) -> None:
@@ -185,24 +206,39 @@ class Connections:
         for endpoints in self._endpoints.values():
             endpoints.forget((where,))
 
-    async def _prune(self) -> None:
-        """Forget the endpoints that are not connected any more."""
-        if self._pruning:
+    async def _look_around(self) -> None:
+        """Tell whose the endpoints are, and forget those that are not connected any more."""
+        if self._looking:
+            self._call("again", GATHER, self._look_around)
             return
-        self._pruning, self._pruned = True, self._reactor.seconds()
+        self._looking, self._looked = True, self._reactor.seconds()
         for endpoints in self._endpoints.values():
             endpoints.age()
         try:
-            seen = await self._look({})
+            live = await self._live()
         finally:
-            self._pruning = False
-        if seen is None:
-            return
-        for endpoints in self._endpoints.values():
-            endpoints.prune(seen.peers)
+            self._looking = False
+        for tag, there in live.items():
+            for where, key in self._endpoints[tag].settle(there).items():
+                self._mind((tag, key), where)
+        self._rest = (self._reactor.seconds() - self._looked) / SHARE
         self._suspects.prune(self._reactor.seconds())
         if self._suspects or any(map(len, self._endpoints.values())):
-            self._call("prune", PRUNE, self._prune)
+            self._call("prune", PRUNE, self._look_around)
+
+    async def _live(self) -> Mapping[str, Mapping[Endpoint, int | None]]:
+        """Who is connected to each inbound, by which socket; of none if that cannot be known."""
+        try:
+            found = await self._ask(diag.connections)
+        except OSError as fault:
+            self._complain(f"a user may be taken for another one who had the port before: {fault}")
+            seen = await self._look({})
+            return dict.fromkeys(self._doors, dict.fromkeys(seen.peers)) if seen else {}
+        live: dict[str, dict[Endpoint, int | None]] = {tag: {} for tag in self._doors}
+        for peer, port, cookie in found:
+            for tag in self._tags_at(port):
+                live[tag][peer] = cookie
+        return live
 
     def _make_room(self) -> None:
         """Keep to the cap, and prune early where it comes near."""
@@ -210,8 +246,8 @@ class Connections:
         while sum(map(len, self._endpoints.values())) > CAP - CAP // 8:
             max(self._endpoints.values(), key=len).drop(CAP // 8)
         size = sum(map(len, self._endpoints.values()))
-        if size > CAP // 2 and self._reactor.seconds() > self._pruned + PRUNE_FULL:
-            self._call("early prune", 0, self._prune)
+        if size > CAP // 2 and self._reactor.seconds() > self._looked + PRUNE_FULL:
+            self._call("early prune", 0, self._look_around)
 
     def _call(self, name: str, seconds: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Have `work` done in a while, unless that is due already or the core is gone."""

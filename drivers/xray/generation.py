@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from twisted.internet.defer import Deferred
@@ -16,6 +16,7 @@ from drivers.xray.config import Endpoint, Plan
 from drivers.xray.connections import Connections
 from drivers.xray.doors import entrances
 from drivers.xray.executable import Files
+from drivers.xray.selectors import OURS
 from drivers.xray.users import Applied, Users
 from node.contract.accounts import Accounts, Change
 from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
@@ -23,6 +24,7 @@ from node.contract.driver import Exit, Host
 from node.errors import CoreFailed, Unsupported
 from node.logs import Logger
 from protos.service_pb2 import BackendStatsResponse
+from protos.xray_pb2 import OutboundHandlerConfig
 
 
 class XrayGeneration:
@@ -45,7 +47,7 @@ class XrayGeneration:
         self.plan = plan
         self._process = process
         self._api = api
-        self._own = own_counters(endpoint)
+        self._own = own_counters(endpoint, plan.base.outbound)
         self._files = files
         self._connections = connections
         self.accounts = started
@@ -150,7 +152,8 @@ def _asking_who_is_online() -> Iterator[None]:
         raise CoreFailed(f"the core did not say who is online: {fault}") from fault
 
 
-def own_counters(endpoint: Endpoint) -> tuple[str, ...]:
-    """The counters of the node's own inbound and outbound, which are nobody's traffic."""
-    ours = ((Scope.INBOUND, endpoint.inbound), (Scope.OUTBOUND, endpoint.outbound))
+def own_counters(endpoint: Endpoint, outbounds: Iterable[OutboundHandlerConfig] = ()) -> tuple[str, ...]:
+    """The counters of the node's own inbound and outbound, which are nobody's traffic, and of those that it named."""
+    ours = [(Scope.INBOUND, endpoint.inbound), (Scope.OUTBOUND, endpoint.outbound)]
+    ours += [(Scope.OUTBOUND, outbound.tag) for outbound in outbounds if outbound.tag.startswith(OURS)]
     return tuple(counter_name(scope, name, direction) for scope, name in ours for direction in DIRECTIONS)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from drivers.sockets import sock_diag as diag
 from protos.service_pb2 import User
 from tests.conftest import SOURCE, Place, gets_in, live, member, on, over, run, settled, stays_out, way
 from tests.harness import socks, transfer
@@ -262,6 +263,45 @@ def test_outbound_without_a_tag(controller: Controller, all_kinds: Mapping[str, 
         controller.sync_user(member(ANNA))
         at_work.end("all connections at work end")
         assert bert.all_live()
+
+
+def by_socks_5(name: bytes) -> list[bytes]:
+    """The core rejects such a name, and prints it."""
+    return [b"\5\1\0", b"\5\1\0\3" + bytes([len(name)]) + name + b"\0P"]
+
+
+def by_socks_4a(name: bytes) -> list[bytes]:
+    """The core accepts any name, and prints it."""
+    return [b"\4\1\0P\0\0\0\1\0" + name + b"\0"]
+
+
+@pytest.mark.parametrize("attack", [by_socks_5, by_socks_4a])
+@over("rest")
+@cuts
+def test_lines_that_users_write(
+    attack: Callable[[bytes], list[bytes]], controller: Controller, home: Place, echo: EchoServer
+) -> None:
+    """Who writes access lines by way of names neither stays in when he is removed nor has others put out."""
+    port = free_port()
+    door = {"tag": "open", "listen": "127.0.0.1", "port": port, "protocol": "socks", "settings": {}}
+    log = {"loglevel": "warning", "access": ""}
+    users = [member(ANNA, home), member(BERT, home)]
+    controller.start(backend([home.inbound, door], users, log=log))
+    with crowd(home, ANNA, echo, 5) as anna, controller.logs() as logs:
+        hers = diag.connected([range(home.port, home.port + 1)])
+        with crowd(home, BERT, echo, 5) as bert:
+            for where in diag.connected([range(home.port, home.port + 1)]):
+                other = BERT if where in hers else ANNA
+                source = f"{socket.inet_ntoa(where[:4])}:{int.from_bytes(where[4:])}"
+                line = f"2026/11/21 02:17:57 from {source} accepted tcp:a:1 [home >> direct] email: {other.email}"
+                with socket.create_connection(("127.0.0.1", port)) as link:
+                    for part in attack(f"x\n{line}\nwritten for {source} x".encode()):
+                        link.sendall(part)
+                        link.recv(10)
+                logs.find(f"written for {source}")
+            controller.sync_user(member(ANNA))
+            anna.end("all of Anna's connections end")
+            assert bert.all_live()
 
 
 def with_headers(place: Place, person: TestUser, address: str) -> Json:

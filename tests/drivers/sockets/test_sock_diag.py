@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import socket
+import struct
 from contextlib import ExitStack
 
 import pytest
 
 from drivers.sockets.connections import endpoint
-from drivers.sockets.sock_diag import connected
+from drivers.sockets.sock_diag import connected, connections
+
+# include/uapi/asm-generic/socket.h
+SO_COOKIE = 57
 
 
 @pytest.mark.parametrize(
@@ -25,6 +29,25 @@ def test_every_peer_of_a_port_and_nobody_else(listening: str, reached: str) -> N
         port = port_of(ours)
         expected = {endpoint(reached, link.getsockname()[1]) for link in links}
         assert connected([range(port, port + 1)]) == expected
+
+
+def test_each_socket_has_its_number() -> None:
+    """A connection is told from another one of the same two ports, and is the same each time that it is asked for."""
+    with serve("127.0.0.1") as server:
+        port, numbers, where = port_of(server), [], None
+        for _ in range(2):
+            link = socket.create_connection(("127.0.0.1", port), source_address=where)
+            accepted, where = server.accept()
+            found = [connections([range(port, port + 1)]) for _ in range(2)]
+            assert found[0] == found[1]
+            [connection] = found[0]
+            assert (connection.peer, connection.port) == (endpoint(*where), port)
+            assert connection.cookie == struct.unpack("Q", accepted.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8))[0]
+            numbers.append(connection.cookie)
+            for end in (link, accepted):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                end.close()
+        assert numbers[0] != numbers[1]
 
 
 def test_ranges_of_ports() -> None:

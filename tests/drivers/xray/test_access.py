@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drivers.sockets.connections import endpoint
-from drivers.xray.access import Accepted, BadMask, Endpoints, Mask, Shown, parse
+from drivers.xray.access import Accepted, BadMask, Endpoints, Mask, Records, Shown, parse
 
 NEW, OLD = "2026/11/21 02:17:57.788507 ", "2026/11/21 02:17:57 "
 STAMPS = st.sampled_from([NEW, OLD])
@@ -28,7 +29,7 @@ def written(address: IPv4Address | IPv6Address, port: int) -> str:
     st.ip_addresses(),
     st.integers(1, 65535),
     st.sampled_from(["tcp:example.com:443", "udp:8.8.8.8:53", "[2001:db8::1]:443"]),
-    st.sampled_from(["", "in >> out", "VLESS [TCP] A -> B ==> direct", "in -> out"]),
+    st.sampled_from(["in >> out", "VLESS [TCP] A -> B ==> direct", "in -> out"]),
     st.sampled_from(["", "reason text"]),
     NAMES.filter(lambda name: " email: " not in name),
 )
@@ -37,7 +38,7 @@ def test_accepted(
 ) -> None:
     """Every form of line of an accepted connection is read, whatever is in it."""
     where = f"{stamp}from {source}{written(address, port)} accepted {target}"
-    why = (f" [{detour}]" if detour else "") + (f" {reason}" if reason else "")
+    why = f" [{detour}]" + (f" {reason}" if reason else "")
     expected = Accepted(email, endpoint(str(address), port), target.startswith("udp:"), detour)
     assert parse(f"{where}{why} email: {email}") == expected
 
@@ -54,6 +55,7 @@ def test_accepted(
         "from 127.0.1.2:99999 accepted tcp:a.test:80 [in >> out] email: anna",
         "from 127.0.1.222222:5 accepted tcp:a.test:80 [in >> out] email: anna",
         "from 127.0.1.2:53843 accepted tcp:a.test:80 [in >> out]",
+        "from 127.0.1.2:53843 accepted tcp:a.test:80 email: anna",
         "from 127.0.1.2:53843 rejected  proxy/vless/encoding: failed email: anna",
         "from DNS accepted https://dns.test/dns-query [in >> out] email: anna",
         "[Warning] core: from 127.0.1.2:53843 accepted tcp:a.test:80 email: anna",
@@ -81,38 +83,128 @@ def test_what_a_user_writes_does_not_count() -> None:
     assert accepted.email == "anna"
 
 
-WHERE = st.sampled_from([endpoint(f"10.0.0.{host}", port) for host in range(1, 4) for port in (1, 2)])
-KEYS = st.sampled_from(["anna", "bert", "cora"])
+# What the core prints of a rejected name, and of an accepted one. Of the latter some cannot have brackets in it, others
+# have: then the way that it went is a user's words, too, and the forger has to know an inbound's tag.
+REFUSED = NEW + "from 10.0.0.9:99 rejected  common/protocol: invalid domain name: {}"
+AS_ERROR = NEW + "[Info] [1] proxy: failed to create request > common/protocol: invalid domain name: {}"
+TARGET = NEW + "from 10.0.0.9:99 accepted tcp:{}:80 [socks >> direct]"
+TAKEN = NEW + "from 10.0.0.9:99 accepted tcp:{}:80 [hysteria >> direct] email: evil"
+FORGED = NEW + "from 10.0.0.1:1 accepted tcp:a.test:80 [home >> direct] email: bert"
+TRUE = NEW + "from 10.0.0.2:2 accepted tcp:a.test:80 [home >> direct] email: anna"
+
+
+def believed(records: Records, text: str) -> list[str]:
+    return [line for line in text.split("\n") if records.is_one(line)]
+
+
+@given(
+    st.sampled_from([(REFUSED, 255), (AS_ERROR, 255), (TARGET, 8191), (TAKEN, 2048)]),
+    st.lists(st.sampled_from(["\n", FORGED, "x", "\n\n", f"\n{FORGED}\n", REFUSED[:60], "\r", NEW])),
+    st.integers(0, 8191),
+)
+def test_what_a_user_writes_is_no_record(form: tuple[str, int], parts: list[str], padding: int) -> None:
+    """No line of a name that a user sent is believed, however it is cut; what the core says later is, again."""
+    record, most = form
+    name = ("".join(parts)[: most - padding % most] + "x" * (padding % most))[:most].removesuffix("\n")
+    records = Records()
+    if not name.startswith(FORGED):
+        name = "\n" + name[: most - 1]
+    assert FORGED not in believed(records, record.format(name))
+    believed(records, "\n".join([TRUE] * 100))
+    assert believed(records, TRUE) == [TRUE]
+
+
+def test_ordinary_lines_are_believed() -> None:
+    """Of many users' lines each counts; the core's about its name servers, and other kinds, are no reason to doubt."""
+    records = Records()
+    lines = [
+        TRUE,
+        NEW + "from DNS accepted https://1.1.1.1/dns-query",
+        NEW + "[Info] accepted",
+        TARGET,
+        TRUE,
+        FORGED,
+        TRUE,
+    ]
+    assert [line for line in lines if records.is_one(line)] == lines
+
+
+WHERE = st.sampled_from([endpoint(f"10.0.0.{host}", port) for host in range(1, 3) for port in (1, 2)])
+KEYS = ("anna", "bert", "cora")
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("note"), WHERE, KEYS),
-        st.tuples(st.just("forget"), st.sets(WHERE)),
-        st.tuples(st.just("age")),
-        st.tuples(st.just("prune"), st.sets(WHERE)),
-    )
+        st.tuples(st.sampled_from(["open", "close"]), WHERE),
+        st.tuples(st.sampled_from(["note", "guess"]), WHERE, st.sampled_from(KEYS)),
+        st.tuples(st.sampled_from(["age", "settle"])),
+    ),
+    max_size=40,
 )
 
 
 @given(STEPS)
-def test_newest_has_the_endpoint(steps: list[tuple[str, ...]]) -> None:
-    """Of those who came from an endpoint the newest has it, until it is forgotten or found gone."""
+def test_an_endpoint_stays_whose_it_is(steps: list[tuple[Any, ...]]) -> None:
+    """While its socket lives an endpoint is whose it was, whatever lines say; what is closed is forgotten."""
     endpoints = Endpoints()
-    model: dict[Any, str] = {}
-    young: set[str] = set()
-    for name, *arguments in steps:
-        getattr(endpoints, name)(*arguments)
-        if name == "note":
-            model[arguments[0]] = arguments[1]
-            young.add(arguments[0])
-        elif name == "forget":
-            model = {where: key for where, key in model.items() if where not in arguments[0]}
+    numbers = itertools.count(1)
+    live: dict[Any, int] = {}
+    seen: dict[Any, int] | None = None
+    owners: dict[int, str] = {}
+    for name, *rest in steps:
+        where = rest[0] if rest else ANNA
+        if name == "open":
+            live[where] = next(numbers)
+        elif name == "close":
+            live.pop(where, None)
+        elif name == "note":
+            first = endpoints.holder(where) is None
+            assert endpoints.note(*rest) == (endpoints.holder(where) == rest[1])
+            if first and where in live:
+                owners[live[where]] = rest[1]
+        elif name == "guess":
+            endpoints.guess(*rest)
+            assert where in endpoints.of({endpoints.holder(where) or rest[1]})
         elif name == "age":
-            young.clear()
-        else:
-            model = {where: key for where, key in model.items() if where in arguments[0] or where in young}
-    assert len(endpoints) == len(model)
-    for key in ("anna", "bert", "cora"):
-        assert endpoints.of({key}) == {where for where, holder in model.items() if holder == key}
+            endpoints.age()
+            seen = dict(live)
+        elif seen is not None:
+            endpoints.settle(seen)
+            seen = None
+        for where, socket in live.items():
+            if socket in owners:
+                assert endpoints.holder(where) == owners[socket]
+    for _ in range(2):
+        endpoints.age()
+        endpoints.settle(live)
+    assert endpoints.of(set(KEYS)) <= live.keys()
+    assert len(endpoints) <= len(live)
+
+
+def look(endpoints: Endpoints, live: dict[bytes, int | None]) -> dict[bytes, str]:
+    endpoints.age()
+    return endpoints.settle(live)
+
+
+def test_a_port_that_is_used_again() -> None:
+    """Who comes by another socket has the endpoint from then on, also if the line of it is the first thing known."""
+    endpoints = Endpoints()
+    assert endpoints.note(ANNA, "anna")
+    look(endpoints, {ANNA: 1})
+    assert not endpoints.note(ANNA, "bert")
+    assert look(endpoints, {ANNA: 1}) == {}
+    assert not endpoints.note(ANNA, "bert")
+    assert look(endpoints, {ANNA: 2}) == {ANNA: "bert"}
+    assert endpoints.holder(ANNA) == "bert"
+    look(endpoints, {ANNA: 3})
+    assert endpoints.holder(ANNA) is None
+    assert endpoints.note(ANNA, "cora")
+
+
+def test_where_sockets_are_not_told_apart() -> None:
+    """If the kernel does not number them the newest has the endpoint."""
+    endpoints = Endpoints()
+    endpoints.note(ANNA, "anna")
+    endpoints.note(ANNA, "bert")
+    assert look(endpoints, {ANNA: None}) == {ANNA: "bert"}
 
 
 def test_shared_endpoint_is_nobodys() -> None:
@@ -125,8 +217,7 @@ def test_shared_endpoint_is_nobodys() -> None:
     endpoints.note(ANNA, "anna")
     assert endpoints.of({"anna", "bert"}) == set()
     assert endpoints.holder(ANNA) is None
-    endpoints.age()
-    endpoints.prune(set())
+    look(endpoints, {})
     endpoints.note(ANNA, "anna")
     assert endpoints.of({"anna"}) == {ANNA}
 
@@ -137,7 +228,7 @@ def test_noted_during_a_look_stays() -> None:
     endpoints.note(ANNA, "anna")
     endpoints.age()
     endpoints.note(endpoint("10.0.0.1", 1), "bert")
-    endpoints.prune(set())
+    endpoints.settle({})
     assert endpoints.of({"anna", "bert"}) == {endpoint("10.0.0.1", 1)}
 
 

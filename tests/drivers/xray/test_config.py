@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from drivers.xray import config, streams
 from drivers.xray.config import Endpoint, Plan, plan, render, users_field
+from drivers.xray.generation import own_counters
+from drivers.xray.selectors import OURS
 from node.backend.roster import Roster
 from node.contract.accounts import Accounts
 from node.errors import InvalidConfig
@@ -303,10 +305,19 @@ def test_without_outbounds_nothing_goes_out(parts: Json) -> None:
 
 
 def test_the_first_outbound_stays_the_first() -> None:
-    """Where there are outbounds they are left alone."""
-    out = [{"protocol": "freedom", "tag": "one"}, {"protocol": "blackhole"}]
+    """Where there are outbounds they are left alone; one without a tag is given one, by which nobody counts it."""
+    out = [{"protocol": "freedom", "tag": "one"}, {"protocol": "blackhole"}, {"protocol": "freedom"}]
     text = json.dumps({"outbounds": out})
-    assert list(rendered(taken_over(text)).outbound) == list(Config.FromString(convert(text)).outbound)
+    made = rendered(taken_over(text)).outbound
+    own = [outbound.tag for outbound in made[1:]]
+    assert len(set(own)) == 2
+    for tag in own:
+        assert tag.startswith(OURS)
+        assert f"outbound>>>{tag}>>>traffic>>>uplink" in own_counters(THROUGH_INBOUND, made)
+    assert not any(name.startswith("outbound>>>one") for name in own_counters(THROUGH_INBOUND, made))
+    for outbound in made[1:]:
+        outbound.tag = ""
+    assert list(made) == list(Config.FromString(convert(text)).outbound)
 
 
 SELECTORS = (

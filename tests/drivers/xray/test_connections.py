@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, ensureDeferred
@@ -52,6 +53,29 @@ class ConnectionsTests(TestCase):
         self.connections.take(
             f"2026/11/21 02:17:57.788507 from {where} accepted {target} [{inbound} >> direct] email: {email}"
         )
+
+    def reject(self) -> None:
+        """The core refuses a name that has a newline in it."""
+        self.connections.take("2026/11/21 02:17:57.788507 from 10.0.0.9:99 rejected  invalid domain name: evil")
+
+    def connect_again(self, link: socket.socket) -> socket.socket:
+        """Another connection from the port of this one, which ends."""
+        where = link.getsockname()
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        link.close()
+        self.accepted[link].close()
+        again = socket.socket()
+        self.addCleanup(again.close)
+        again.bind(where)
+        again.connect(self.listener.getsockname())
+        again.setblocking(False)
+        self.accepted[again] = self.listener.accept()[0]
+        self.addCleanup(self.accepted[again].close)
+        return again
+
+    async def looked(self) -> None:
+        """Wait until the sockets were looked at, for what was said before."""
+        await self.connections._look_around()
 
     def put_out(self, *keys: str) -> Deferred[None]:
         pairs = [("home", key) for key in keys]
@@ -101,14 +125,73 @@ class ConnectionsTests(TestCase):
         self.assertFalse(ended(after))
 
     async def test_port_used_again(self) -> None:
-        """Of those who came from one port the newest has the connection."""
+        """Of those who came from one port one after the other the last has the connection."""
+        self.patch(connections, "LEARN", 0.01)
         link = self.connect()
         self.line(link, "anna")
+        await self.looked()
+        link = self.connect_again(link)
         self.line(link, "bert")
+        await self.looked()
         await self.put_out("anna")
         self.assertFalse(ended(link))
         await self.put_out("bert")
         self.assertTrue(ended(link))
+
+    async def test_late_line_of_who_used_the_port_again(self) -> None:
+        """Who is out is out, also where somebody who is in had the port before."""
+        self.patch(connections, "LEARN", 0.01)
+        link = self.connect()
+        self.line(link, "bert")
+        await self.looked()
+        link = self.connect_again(link)
+        await self.put_out("anna")
+        self.line(link, "anna")
+        await self.over(link)
+
+    async def test_a_line_about_a_connection_that_is_known(self) -> None:
+        """What lines say later of a connection changes nothing: its user is out when he is removed, and not before."""
+        for learn in (60, 0.01):
+            self.patch(connections, "LEARN", learn)
+            link = self.connect()
+            self.line(link, "anna")
+            if learn < 1:
+                await self.looked()
+            self.line(link, "bert")
+            await self.looked()
+            await self.put_out("bert")
+            self.assertFalse(ended(link))
+            self.line(link, "bert")
+            await deferLater(reactor, connections.GATHER * 2)
+            self.assertFalse(ended(link))
+            await self.put_out("anna")
+            self.assertTrue(ended(link))
+            self.inside |= {("home", "anna"), ("home", "bert")}
+
+    async def test_a_line_that_a_user_wrote(self) -> None:
+        """Behind the newline of a rejected name a line ends nobody's connection, neither now nor later."""
+        known, unknown = self.connect(), self.connect()
+        self.line(known, "bert")
+        await self.put_out("anna")
+        self.reject()
+        for link in (known, unknown):
+            self.line(link, "anna")
+        await deferLater(reactor, connections.GATHER * 2)
+        self.assertFalse(ended(known) or ended(unknown))
+        self.reject()
+        self.line(known, "cora")
+        self.assertEqual(self.connections.of([("home", "cora")]), {})
+
+    async def test_who_makes_his_line_doubtful(self) -> None:
+        """A user who has a name rejected just before he connects is out all the same when he is removed."""
+        link, other = self.connect(), self.connect()
+        self.reject()
+        self.line(link, "anna")
+        self.line(other, "bert")
+        await self.looked()
+        await self.put_out("anna")
+        self.assertTrue(ended(link))
+        self.assertFalse(ended(other))
 
     async def test_shared_connection(self) -> None:
         """A connection that carries several users is not ended for one of them."""
@@ -139,7 +222,7 @@ class ConnectionsTests(TestCase):
 
     async def test_prune(self) -> None:
         """Connections that ended are forgotten, those that live are not."""
-        self.patch(connections, "PRUNE", 0.01)
+        self.patch(connections, "LEARN", 0.01)
         gone, live = self.connect(), self.connect()
         self.line(gone, "anna")
         self.line(live, "anna")
