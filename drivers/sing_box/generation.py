@@ -50,6 +50,7 @@ class SingBoxGeneration:
         # Whether v2ray_api counts who is in its configuration, and the labels of live users whom it does not know.
         self._counts = endpoint.stats_port is not None
         self._untold: set[str] = set()
+        self._own_names = frozenset(plan.own_names)
         # The most bytes that the counters ever lacked.
         self._lacking = 0
         # The labels of live users whose e-mails are spelled otherwise by now.
@@ -242,7 +243,7 @@ class SingBoxGeneration:
         """Keep in mind whom v2ray_api does not count: it knows the names that it was told when the core started."""
         told = ((tag, accounts[key]) for tag, accounts in self._configured.items() if key in accounts)
         names = {label(name) if tag in self._live_tags else name for tag, name in ((t, name_of(p)) for t, p in told)}
-        if user not in names and user not in self.plan.own_names:
+        if user not in names and user not in self._own_names:
             self._untold.add(user)
 
     async def wind_down(self) -> None:
