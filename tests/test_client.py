@@ -371,15 +371,15 @@ def test_operations_that_are_none(node: NodeProcess, aim: Aim, row: Method, kind
 
 @each_transport
 def test_nobody_listens(node: NodeProcess, aim: Aim) -> None:
-    """Where nobody listens calls and streams say so, and a node that comes later is found."""
-    target = replace(aim(node), port=free_port())
+    """Where nobody listens calls and streams say so, and where a name is none."""
 
     async def whole(client: Client) -> None:
         for work in (client.info(), client.logs().open()):
             with pytest.raises(Unreachable):
                 await work
 
-    ask(target, whole)
+    for changed in ({"port": free_port()}, {"host": "nobody.invalid"}, {"host": "a..b"}):
+        ask(replace(aim(node), **changed), whole)
 
 
 @contextmanager
