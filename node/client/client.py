@@ -20,31 +20,7 @@ from node.client.rest import RestTransport
 from node.client.rpc import RpcTransport
 from node.client.target import Target
 from node.client.transport import Transport
-from protos.service_pb2 import (
-    AddRoutingRuleRequest,
-    Backend,
-    BackendStatsResponse,
-    BalancerInfoRequest,
-    BalancerInfoResponse,
-    BaseInfoResponse,
-    Empty,
-    LatencyRequest,
-    LatencyResponse,
-    OnlineStatResponse,
-    OverrideBalancerTargetRequest,
-    RemoveRoutingRuleRequest,
-    RouteResult,
-    RoutingRulesResponse,
-    StatRequest,
-    StatResponse,
-    StatsOnlineIpListResponse,
-    StatType,
-    SystemStatsResponse,
-    TestRouteRequest,
-    User,
-    Users,
-    UsersChunk,
-)
+from protos import service_pb2 as pb
 
 # Seconds that a call may take. A Start that does not come up takes the node some ten.
 DEADLINE = 30.0
@@ -64,10 +40,11 @@ def connect(reactor: Any, target: Target, *, deadline: float = DEADLINE, aio: Ai
     """
     if target.transport == "rest":
         return Client(reactor, RestTransport(reactor, target), deadline)
-    thread = aio or Aio(reactor)
+    bridge = aio or Aio(reactor)
+    transport = RpcTransport(reactor, target, bridge, owned=aio is None)
     if aio is None:
-        thread.startService()
-    return Client(reactor, RpcTransport(reactor, target, thread, owned=aio is None), deadline)
+        bridge.startService()
+    return Client(reactor, transport, deadline)
 
 
 class Client:
@@ -104,14 +81,14 @@ class Client:
 
     # Lifecycle
 
-    async def start(self, backend: Backend) -> BaseInfoResponse:
-        return await self.call("Start", BaseInfoResponse, backend)
+    async def start(self, backend: pb.Backend) -> pb.BaseInfoResponse:
+        return await self.call("Start", pb.BaseInfoResponse, backend)
 
     async def stop(self) -> None:
-        await self.call("Stop", Empty, Empty())
+        await self.call("Stop", pb.Empty, pb.Empty())
 
-    async def info(self) -> BaseInfoResponse:
-        return await self.call("GetBaseInfo", BaseInfoResponse, Empty())
+    async def info(self) -> pb.BaseInfoResponse:
+        return await self.call("GetBaseInfo", pb.BaseInfoResponse, pb.Empty())
 
     def logs(self, patience: float = math.inf) -> LogStream:
         """Log lines, for `async with`. `patience`: seconds in which a connection that broke has to be back."""
@@ -121,66 +98,66 @@ class Client:
 
     # Statistics
 
-    async def system_stats(self) -> SystemStatsResponse:
-        return await self.call("GetSystemStats", SystemStatsResponse, Empty())
+    async def system_stats(self) -> pb.SystemStatsResponse:
+        return await self.call("GetSystemStats", pb.SystemStatsResponse, pb.Empty())
 
-    async def backend_stats(self) -> BackendStatsResponse:
-        return await self.call("GetBackendStats", BackendStatsResponse, Empty())
+    async def backend_stats(self) -> pb.BackendStatsResponse:
+        return await self.call("GetBackendStats", pb.BackendStatsResponse, pb.Empty())
 
-    async def stats(self, kind: StatType, name: str = "", reset: bool = False) -> StatResponse:
+    async def stats(self, kind: pb.StatType, name: str = "", reset: bool = False) -> pb.StatResponse:
         """With `reset` these rows begin at zero again; if the reply does not arrive they are in the next one."""
-        return await self.call("GetStats", StatResponse, StatRequest(type=kind, name=name, reset=reset))
+        return await self.call("GetStats", pb.StatResponse, pb.StatRequest(type=kind, name=name, reset=reset))
 
-    async def online(self, name: str) -> OnlineStatResponse:
-        return await self.call("GetUserOnlineStats", OnlineStatResponse, StatRequest(name=name))
+    async def online(self, name: str) -> pb.OnlineStatResponse:
+        return await self.call("GetUserOnlineStats", pb.OnlineStatResponse, pb.StatRequest(name=name))
 
-    async def online_ips(self, name: str) -> StatsOnlineIpListResponse:
-        return await self.call("GetUserOnlineIpListStats", StatsOnlineIpListResponse, StatRequest(name=name))
+    async def online_ips(self, name: str) -> pb.StatsOnlineIpListResponse:
+        return await self.call("GetUserOnlineIpListStats", pb.StatsOnlineIpListResponse, pb.StatRequest(name=name))
 
-    async def latency(self, name: str = "") -> LatencyResponse:
-        return await self.call("GetOutboundsLatency", LatencyResponse, LatencyRequest(name=name))
+    async def latency(self, name: str = "") -> pb.LatencyResponse:
+        return await self.call("GetOutboundsLatency", pb.LatencyResponse, pb.LatencyRequest(name=name))
 
     # Users
 
-    async def sync_user(self, *users: User) -> None:
+    async def sync_user(self, *users: pb.User) -> None:
         """Add, change or remove these, in their order: by one stream, or by a request for each over REST.
 
         Raises `UsersRefused` for those that cannot be applied; all others are.
         """
-        await self.call("SyncUser", Empty, *users)
+        await self.call("SyncUser", pb.Empty, *users)
 
-    async def sync_users(self, users: Iterable[User]) -> None:
+    async def sync_users(self, users: Iterable[pb.User]) -> None:
         """These are the users, all others go. Raises `UsersRefused` as above."""
-        await self.call("SyncUsers", Empty, Users(users=users))
+        await self.call("SyncUsers", pb.Empty, pb.Users(users=users))
 
-    async def sync_chunked(self, users: Iterable[User], size: int = CHUNK) -> None:
+    async def sync_chunked(self, users: Iterable[pb.User], size: int = CHUNK) -> None:
         """Add, change or remove these at once, sent in chunks of up to so many bytes. Raises `UsersRefused` as above.
 
         However it is sent, the node takes no more than 64 MiB together.
         """
-        await self.call("SyncUsersChunked", Empty, *chunks(users, size))
+        await self.call("SyncUsersChunked", pb.Empty, *chunks(users, size))
 
     # Routing
 
-    async def routing_rules(self) -> RoutingRulesResponse:
-        return await self.call("ListRoutingRules", RoutingRulesResponse, Empty())
+    async def routing_rules(self) -> pb.RoutingRulesResponse:
+        return await self.call("ListRoutingRules", pb.RoutingRulesResponse, pb.Empty())
 
-    async def balancer_info(self, tag: str) -> BalancerInfoResponse:
-        return await self.call("GetBalancerInfo", BalancerInfoResponse, BalancerInfoRequest(tag=tag))
+    async def balancer_info(self, tag: str) -> pb.BalancerInfoResponse:
+        return await self.call("GetBalancerInfo", pb.BalancerInfoResponse, pb.BalancerInfoRequest(tag=tag))
 
-    async def test_route(self, route: TestRouteRequest) -> RouteResult:
-        return await self.call("TestRoute", RouteResult, route)
+    async def test_route(self, route: pb.TestRouteRequest) -> pb.RouteResult:
+        return await self.call("TestRoute", pb.RouteResult, route)
 
     async def add_routing_rule(self, rule: str, should_reset: bool = False) -> None:
         """`rule` is the JSON of one rule."""
-        await self.call("AddRoutingRule", Empty, AddRoutingRuleRequest(rule=rule, should_reset=should_reset))
+        await self.call("AddRoutingRule", pb.Empty, pb.AddRoutingRuleRequest(rule=rule, should_reset=should_reset))
 
     async def remove_routing_rule(self, rule_tag: str) -> None:
-        await self.call("RemoveRoutingRule", Empty, RemoveRoutingRuleRequest(rule_tag=rule_tag))
+        await self.call("RemoveRoutingRule", pb.Empty, pb.RemoveRoutingRuleRequest(rule_tag=rule_tag))
 
     async def override_balancer(self, balancer_tag: str, target: str) -> None:
-        request = OverrideBalancerTargetRequest(balancer_tag=balancer_tag, target=target)
-        await self.call("OverrideBalancerTarget", Empty, request)
+        request = pb.OverrideBalancerTargetRequest(balancer_tag=balancer_tag, target=target)
+        await self.call("OverrideBalancerTarget", pb.Empty, request)
 
     # All of them
 
@@ -199,16 +176,16 @@ class Client:
         return await Deferred.fromCoroutine(work).addTimeout(self._deadline, self._reactor, late)
 
 
-def chunks(users: Iterable[User], size: int) -> Iterator[UsersChunk]:
+def chunks(users: Iterable[pb.User], size: int) -> Iterator[pb.UsersChunk]:
     """The users in chunks of no more than `size` bytes, or of one user that is larger; the last one is marked."""
-    chunk, index, room = UsersChunk(), 0, size
+    chunk, index, room = pb.UsersChunk(), 0, size
     for user in users:
         # A tag, and a length of up to five bytes; the index and the mark have twelve.
         needed = user.ByteSize() + 6
         if chunk.users and needed > room - 14:
             yield chunk
             index += 1
-            chunk, room = UsersChunk(index=index), size
+            chunk, room = pb.UsersChunk(index=index), size
         chunk.users.append(user)
         room -= needed
     chunk.last = True

@@ -114,6 +114,8 @@ class RestTransport:
             )
         except _BROKEN as fault:
             raise _unanswered(fault) from fault
+        except ValueError as fault:  # from Twisted and from idna, before anything is looked up
+            raise Unreachable(f"{self._host!r} is no address: {fault}") from fault
 
     async def _error(self, method: Method, response: IResponse) -> Exception:
         return of_http(method, response.code, await _whole(response), self._dialect)

@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 
 from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionDone
 from twisted.internet.task import deferLater
 from twisted.internet.threads import blockingCallFromThread
+from twisted.python.failure import Failure
 
 from node.aio import Aio
 
@@ -41,12 +43,13 @@ def stop() -> None:
     with _lock:
         if not _threads:
             return
-        _wait_for(_quiet)
+        left = _wait_for(_quiet)
         _bridges.pop().stopService()
         reactor.callFromThread(reactor.crash)
         _threads.pop().join()
         if reactor.threadpool is not None:
             reactor._stopThreadPool()
+        assert not left, f"tests have left this open: {left}"
 
 
 def _wait_for(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -70,14 +73,22 @@ def _start() -> None:
         threading.Thread(target=_stop_at_the_end, daemon=True).start()
 
 
-async def _quiet() -> None:
-    """Connections that are closed need a moment; what is left then was not closed."""
+async def _quiet() -> list[str]:
+    """Connections that are closed need a moment. What is left then was not: it is taken away, and told."""
     for _ in range(100):
-        if not set(reactor.getReaders()) - reactor._internalReaders and not reactor.getDelayedCalls():
-            return
+        if not _open():
+            return []
         await deferLater(reactor, 0.01)
-    left = [*(set(reactor.getReaders()) - reactor._internalReaders), *reactor.getDelayedCalls()]
-    raise AssertionError(f"tests have left this open: {left}")
+    left = _open()
+    for call in reactor.getDelayedCalls():
+        call.cancel()
+    for selectable in reactor.removeAll():
+        selectable.connectionLost(Failure(ConnectionDone()))
+    return left
+
+
+def _open() -> list[str]:
+    return [str(found) for found in (*set(reactor.getReaders()) - reactor._internalReaders, *reactor.getDelayedCalls())]
 
 
 def _stop_at_the_end() -> None:

@@ -98,6 +98,14 @@ def test_the_python_example_runs_a_core(clone: Clone) -> None:
     assert not clone.node.core_pids()
 
 
+def test_the_client_example_asks_the_node(clone: Clone) -> None:
+    """So does the block with the client: state, a refusal with its word, and a line of the log."""
+    (clone.directory / "client.py").write_text(clone.here(example("python", "node.client")))
+    printed = run([".venv/bin/python", "client.py"], clone.directory).splitlines()
+    assert re.fullmatch(r"xray [\d.]+ stopped", printed[0])
+    assert printed[1:] == ["backend_not_initialized: backend not initialized", f"[node] txnode {__version__} is ready"]
+
+
 def test_the_two_commands_are_there() -> None:
     """What the README calls the two commands can be executed."""
     for command in shlex.split(example("sh", "scripts/run"), comments=True):

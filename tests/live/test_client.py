@@ -9,8 +9,9 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ from twisted.internet.threads import deferToThread
 from node import errors
 from node.api.auth import Dialect
 from node.api.methods import MAX_BODY, METHODS, Kind, Method
-from node.client import Client, DeadlineExceeded, NoReply, Target, Unreachable, connect
+from node.client import Client, DeadlineExceeded, LogStream, Target, Unreachable, connect
 from node.client.client import CHUNK, chunks
 from node.client.logs import GAP
 from node.client.rest import RestTransport
@@ -302,17 +303,15 @@ def test_refusals(node: NodeProcess, aim: Aim, name: str) -> None:
     assert told.value.text
 
 
-@each_way
-def test_a_core_that_does_not_come_up(tmp_path: Path, aim: Aim) -> None:
+def test_a_core_that_does_not_come_up(tmp_path: Path) -> None:
     """A core that fails is no broken connection, though the status is the same."""
-    with NodeProcess(tmp_path, XRAY_EXECUTABLE_PATH="/bin/false") as node, pytest.raises(errors.CoreFailed) as told:
-        ask(aim(node), lambda client: client.start(some_backend()))
-    assert type(told.value) is errors.CoreFailed
-    assert "/bin/false" in told.value.text
+    with NodeProcess(tmp_path, XRAY_EXECUTABLE_PATH="/bin/false") as node:
+        for aim in (rest, deployed, rpc):
+            with pytest.raises(errors.CoreFailed, match="/bin/false"):
+                ask(aim(node), lambda client: client.start(some_backend()))
 
 
-@each_transport
-def test_a_start_that_is_stopped(tmp_path: Path, aim: Aim) -> None:
+def test_a_start_that_is_stopped(tmp_path: Path) -> None:
     """Calls of one client run beside each other: a Stop ends the Start that is under way."""
 
     async def whole(client: Client) -> None:
@@ -324,7 +323,8 @@ def test_a_start_that_is_stopped(tmp_path: Path, aim: Aim) -> None:
             await start
 
     with node_with(tmp_path, "import time; time.sleep(60)") as node:
-        ask(aim(node), whole)
+        for aim in (rest, rpc):
+            ask(aim(node), whole)
 
 
 @each_way
@@ -371,15 +371,15 @@ def test_operations_that_are_none(node: NodeProcess, aim: Aim, row: Method, kind
 
 @each_transport
 def test_nobody_listens(node: NodeProcess, aim: Aim) -> None:
-    """Where nobody listens calls and streams say so, and a node that comes later is found."""
-    target = replace(aim(node), port=free_port())
+    """Where nobody listens calls and streams say so, and where a name is none."""
 
     async def whole(client: Client) -> None:
         for work in (client.info(), client.logs().open()):
             with pytest.raises(Unreachable):
                 await work
 
-    ask(target, whole)
+    for changed in ({"port": free_port()}, {"host": "nobody.invalid"}, {"host": "a..b"}):
+        ask(replace(aim(node), **changed), whole)
 
 
 @contextmanager
@@ -402,32 +402,32 @@ def test_deadline_of_a_connection(node: NodeProcess, aim: Aim) -> None:
 
 
 @each_transport
-def test_deadline_of_a_call(own_node: NodeProcess, aim: Aim) -> None:
+def test_deadline_of_a_call(node: NodeProcess, aim: Aim) -> None:
     """A node that is there and does not answer is not waited for; the client goes on when it is back."""
 
     async def whole(client: Client) -> None:
         hasty = client.within(0.3)
         assert (await client.info()).version
-        os.kill(own_node.pid, signal.SIGSTOP)
+        os.kill(node.pid, signal.SIGSTOP)
         try:
             for work in (hasty.info(), hasty.sync_users([ALICE])):
                 with pytest.raises(DeadlineExceeded):
                     await work
         finally:
-            os.kill(own_node.pid, signal.SIGCONT)
+            os.kill(node.pid, signal.SIGCONT)
         assert (await client.info()).version
 
-    ask(aim(own_node), whole)
+    ask(aim(node), whole)
 
 
 @each_transport
-def test_connection_that_breaks(own_node: NodeProcess, aim: Aim) -> None:
+def test_connection_that_breaks(node: NodeProcess, aim: Aim) -> None:
     """A connection that breaks while a call waits ends the call at once, and the next one has another."""
-    with Relay(aim(own_node).port) as relay:
+    with Relay(aim(node).port) as relay:
 
         async def whole(client: Client) -> None:
             assert (await client.info()).version
-            os.kill(own_node.pid, signal.SIGSTOP)
+            os.kill(node.pid, signal.SIGSTOP)
             try:
                 # Not a GET: REST's is asked again by another connection.
                 call = Deferred.fromCoroutine(client.sync_users([ALICE]))
@@ -437,18 +437,18 @@ def test_connection_that_breaks(own_node: NodeProcess, aim: Aim) -> None:
                 with pytest.raises(Unreachable):
                     await call
             finally:
-                os.kill(own_node.pid, signal.SIGCONT)
+                os.kill(node.pid, signal.SIGCONT)
             assert (await client.info()).version
 
-        ask(replace(aim(own_node), port=relay.port), whole)
+        ask(replace(aim(node), port=relay.port), whole)
 
 
 @each_transport
-def test_call_that_is_cancelled(own_node: NodeProcess, aim: Aim) -> None:
+def test_call_that_is_cancelled(node: NodeProcess, aim: Aim) -> None:
     """A caller may think better of it: nothing is left open, and the client goes on."""
 
     async def whole(client: Client) -> None:
-        os.kill(own_node.pid, signal.SIGSTOP)
+        os.kill(node.pid, signal.SIGSTOP)
         try:
             call = Deferred.fromCoroutine(client.info())
             await deferLater(background.reactor, 0.2)
@@ -456,26 +456,30 @@ def test_call_that_is_cancelled(own_node: NodeProcess, aim: Aim) -> None:
             with pytest.raises(CancelledError):
                 await call
         finally:
-            os.kill(own_node.pid, signal.SIGCONT)
+            os.kill(node.pid, signal.SIGCONT)
         assert (await client.info()).version
 
-    ask(aim(own_node), whole)
+    ask(aim(node), whole)
 
 
-@each_transport
-def test_node_that_is_started_again(own_node: NodeProcess, aim: Aim) -> None:
+def test_node_that_is_started_again(own_node: NodeProcess) -> None:
     """A client outlives its node: it says that there is none, and finds the next one."""
 
-    async def whole(client: Client) -> None:
+    async def whole() -> None:
+        clients = [connect(background.reactor, aim(own_node)) for aim in (rest, rpc)]
         for end in (own_node.stop, own_node.kill):
-            assert (await client.info()).version
+            for client in clients:
+                await back(client)
             await deferToThread(end)
-            with pytest.raises(Unreachable):
-                await client.info()
+            for client in clients:
+                with pytest.raises(Unreachable):
+                    await client.info()
             await deferToThread(own_node.start)
+        for client in clients:
             await back(client)
+            await client.close()
 
-    ask(aim(own_node), whole)
+    background.run(whole)
 
 
 async def back(client: Client) -> None:
@@ -502,52 +506,66 @@ for number in range({SAID}):
 """
 
 
-@each_way
-def test_lines_over_broken_connections(tmp_path: Path, aim: Aim) -> None:
+async def followed(target: Target, relay: Relay) -> list[str]:
+    """All lines until the backend runs, by a connection that is cut with every tenth of them."""
+    lines: list[str] = []
+    async with connect(background.reactor, replace(target, port=relay.port)) as client, client.logs() as stream:
+        async for line in stream:
+            lines.append(line)
+            if line.endswith("0 of the core") and relay.accepted < 6:
+                relay.drop()
+            if "backend running" in line:
+                break
+    return lines
+
+
+def test_lines_over_broken_connections(tmp_path: Path) -> None:
     """A stream whose connection is cut again and again, while lines come, has each of them once, in order."""
-    with node_with(tmp_path, TALK) as node, Relay(aim(node).port) as relay:
+    with node_with(tmp_path, TALK) as node, ExitStack() as stack:
+        targets = [aim(node) for aim in (rest, deployed, rpc)]
+        relays = [stack.enter_context(Relay(target.port)) for target in targets]
 
-        async def whole(client: Client) -> list[str]:
-            lines: list[str] = []
-            starting = Deferred.fromCoroutine(client.start(some_backend()))
-            starting.addErrback(lambda failure: failure.trap(NoReply))
-            async with client.logs() as stream:
-                async for line in stream:
-                    lines.append(line)
-                    if line.endswith("0 of the core") and relay.accepted < 6:
-                        relay.drop()
-                    if "backend running" in line:
-                        break
-            await starting
-            return lines
+        async def whole() -> list[list[str]]:
+            each = zip(targets, relays, strict=True)
+            following = [Deferred.fromCoroutine(followed(target, relay)) for target, relay in each]
+            async with connect(background.reactor, targets[0]) as client:
+                await client.start(some_backend())
+            return [await reading for reading in following]
 
-        lines = ask(replace(aim(node), port=relay.port), whole)
+        found = background.run(whole)
+    for relay, lines in zip(relays, found, strict=True):
         assert relay.accepted >= 3
-    numbers = [int(found[1]) for found in map(NUMBERED.fullmatch, lines) if found]
-    assert numbers == list(range(SAID))
-    assert len([line for line in lines if "backend starting" in line]) == 1
-    assert GAP not in lines
+        numbers = [int(said[1]) for said in map(NUMBERED.fullmatch, lines) if said]
+        assert numbers == list(range(SAID))
+        assert len([line for line in lines if "backend starting" in line]) == 1
+        assert GAP not in lines
 
 
-@each_transport
-def test_lines_of_the_next_node(own_node: NodeProcess, aim: Aim) -> None:
+def test_lines_of_the_next_node(own_node: NodeProcess) -> None:
     """A stream goes on with the next node's lines, and says that some of the first may be missing."""
 
-    async def whole(client: Client) -> None:
-        await client.start(some_backend())
-        async with client.logs() as stream:
-            lines = await stream.next()
-            while not any("backend running" in line for line in lines):
-                lines += await stream.next()
-            await deferToThread(own_node.kill)
-            await deferToThread(own_node.start)
-            lines = []
-            while not any("backend running" in line for line in lines):
-                lines += await stream.next()
+    async def until_running(stream: LogStream) -> list[str]:
+        lines = await stream.next()
+        while not any("backend running" in line for line in lines):
+            lines += await stream.next()
+        return lines
+
+    async def whole() -> None:
+        clients = [connect(background.reactor, aim(own_node)) for aim in (rest, deployed, rpc)]
+        await clients[0].start(some_backend())
+        streams = [await client.logs().open() for client in clients]
+        for stream in streams:
+            await until_running(stream)
+        await deferToThread(own_node.kill)
+        await deferToThread(own_node.start)
+        for stream in streams:
+            lines = await until_running(stream)
             assert lines.count(GAP) == 1
             assert any("is ready" in line for line in lines[lines.index(GAP) :])
+        for client in clients:
+            await client.close()
 
-    ask(aim(own_node), whole)
+    background.run(whole)
 
 
 @each_transport
@@ -599,18 +617,16 @@ def test_another_certificate(node: NodeProcess, tmp_path: Path, aim: Aim) -> Non
             ask(replace(aim(node), trust=trust), lambda client: client.info())
 
 
-@each_transport
-def test_another_host(tmp_path: Path, aim: Aim) -> None:
+def test_another_host(tmp_path: Path) -> None:
     """The certificate has to be the host's, though it is the one that is pinned."""
     pair = certs.make(tmp_path, ["elsewhere.example"])
     with NodeProcess(tmp_path, SSL_CERT_FILE=str(pair.certificate), SSL_KEY_FILE=str(pair.key)) as node:
-        target = replace(aim(node), trust=pair.certificate)
-        with pytest.raises(Unreachable):
-            ask(target, lambda client: client.info())
+        for aim in (rest, rpc):
+            with pytest.raises(Unreachable):
+                ask(replace(aim(node), trust=pair.certificate), lambda client: client.info())
 
 
-@each_transport
-def test_authorities(tmp_path: Path, aim: Aim) -> None:
+def test_authorities(tmp_path: Path) -> None:
     """A node is believed for a certificate above its own, and for its own where that alone is pinned."""
     root, middle, own, key = chain_of_three()
     files = tmp_path / "chain.pem", tmp_path / "chain.key"
@@ -618,7 +634,7 @@ def test_authorities(tmp_path: Path, aim: Aim) -> None:
         file.write_bytes(content)
         file.chmod(0o600)
     with NodeProcess(tmp_path, SSL_CERT_FILE=str(files[0]), SSL_KEY_FILE=str(files[1])) as node:
-        for trust in (root, middle, own, own + middle):
+        for aim, trust in product((rest, rpc), (root, middle, own, own + middle)):
             target = replace(aim(node), host="localhost", trust=trust.decode())
             assert ask(target, lambda client: client.info()).version
 
