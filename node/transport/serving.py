@@ -59,6 +59,7 @@ class Serving:
         before = asyncio.all_tasks()
         await server.start()
         self._loops = asyncio.all_tasks() - before
+        assert self._loops, "nothing serves that could be watched"
         self._server = server
 
     async def _replace(self) -> None:

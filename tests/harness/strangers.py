@@ -112,7 +112,7 @@ def call(port: int, path: bytes, *more: tuple[bytes, bytes]) -> None:
         link.sendall(connection.data_to_send())
         # h2 takes nothing more once the node has said that the connection will end.
         with suppress(ProtocolError):
-            while not any(map(_ends, connection.receive_data(link.recv(65_536)))):
+            while (data := link.recv(65_536)) and not any(map(_ends, connection.receive_data(data))):
                 link.sendall(connection.data_to_send())
 
 
