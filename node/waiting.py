@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, DeferredList, ensureDeferred
 
 T = TypeVar("T")
 
@@ -14,6 +15,15 @@ def lasting(work: Deferred[T]) -> Deferred[T]:
     outcome: Deferred[T] = Deferred()
     work.addCallbacks(outcome.callback, outcome.errback)
     return outcome
+
+
+async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The outcomes of all of these, in order, when the last has ended. Raises the first error among them then."""
+    ended: list[tuple[bool, Any]] = await DeferredList([ensureDeferred(work) for work in works], consumeErrors=True)
+    for succeeded, outcome in ended:
+        if not succeeded:
+            outcome.raiseException()
+    return [outcome for _, outcome in ended]
 
 
 class Signal:

@@ -13,6 +13,7 @@ from node import __version__
 from node.api.auth import Dialect
 from node.api.calls import Call
 from node.api.feeds import ChunkFeed, UserFeed, require_few
+from node.backend.generations import Generations
 from node.backend.keepalive import KeepAlive
 from node.backend.runner import Runner
 from node.contract.accounts import key_of
@@ -63,8 +64,9 @@ class Backend:
         self._drivers = drivers
         self._system = system
         self._store = store
-        self._traffic = Traffic(reactor, lambda: self._runner.counting, self._is_user, store, policy.poll)
-        self._runner = Runner(reactor, ring, store, self._traffic.read)
+        self._generations = Generations()
+        self._traffic = Traffic(reactor, self._generations, self._is_user, store, policy.poll)
+        self._runner = Runner(reactor, ring, store, self._generations, self._traffic.read)
         self._keep_alive = KeepAlive(reactor, self._expired)
         # Starts under way: while there are any nothing expires.
         self._starts = 0
@@ -126,7 +128,7 @@ class Backend:
         return SystemStatsResponse(**asdict(self._system.current()))
 
     async def backend_stats(self, _: Empty, __: Call) -> service_pb2.BackendStatsResponse:
-        return await self._runner.newest().backend_stats()
+        return await self._runner.current().backend_stats()
 
     async def stats(self, request: StatRequest, call: Call) -> service_pb2.StatResponse:
         return await self._traffic.stats(request, call.when_settled)
@@ -137,7 +139,7 @@ class Backend:
         except Unsupported:
             # An address that is connected to two generations counts twice then.
             key = key_of(request.name)
-            count = sum([await generation.online_count(key) for generation in self._runner.generations])
+            count = sum([await generation.online_count(key) for generation in self._generations.serving])
         return service_pb2.OnlineStatResponse(name=request.name, value=count)
 
     async def online_ips(self, request: StatRequest, _: Call) -> service_pb2.StatsOnlineIpListResponse:
@@ -161,11 +163,11 @@ class Backend:
 
     async def _addresses(self, name: str) -> dict[str, int]:
         """Where a user is connected from, over all generations, and when each address was last seen."""
-        self._runner.newest()
+        self._runner.current()
         if not self._is_user(name):
             raise UnknownName(f"there is no user {shown(name)}")
         addresses: dict[str, int] = {}
-        for generation in self._runner.generations:
+        for generation in self._generations.serving:
             for address, seen in (await generation.online(key_of(name))).items():
                 addresses[address] = max(seen, addresses.get(address, 0))
         return addresses
@@ -175,7 +177,7 @@ class Backend:
         driver = accepted.driver if accepted else self._drivers[min(self._drivers)]
         warnings = [*(accepted.plan.warnings if accepted else ())]
         warnings += [warning for part in self._telling for warning in part.warnings]
-        warnings += [warning for run in (self._runner.generations[:1] if accepted else ()) for warning in run.warnings]
+        warnings += list(self._generations.current.warnings) if accepted and self._generations.current else []
         try:
             version = accepted.version if accepted else await driver.version()
         except CoreFailed as fault:

@@ -16,6 +16,7 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 
 from node.backend.control import Control, Settled
+from node.backend.generations import Generations
 from node.backend.reconcile import Pairs, Reconciler
 from node.backend.record import Record, Recorder
 from node.backend.roster import Roster
@@ -70,7 +71,7 @@ class Members:
 
     log = Logger()
 
-    def __init__(self, reactor: Any, ring: LogRing, record: Record) -> None:
+    def __init__(self, reactor: Any, ring: LogRing, record: Record, generations: Generations) -> None:
         self._reactor = reactor
         self._ring = ring
         self._recorder = Recorder(record)
@@ -80,8 +81,7 @@ class Members:
         self._held: Held | None = None
         self.roster = no_users()
         self.accepted: Accepted | None = None
-        # Newest first.
-        self.generations: list[Generation] = []
+        self.generations = generations
         self.state = "stopped"
         self.reason = ""
         # Stopped outwards, while the core waits for a Start that wants it.
@@ -96,12 +96,12 @@ class Members:
         if self.state != "running":
             raise NotInitialized
 
-    def newest(self) -> Generation:
+    def current(self) -> Generation:
         """The core to ask. Raises as `require`, and while one takes the place of another."""
         self.require()
-        if not self.generations:
-            raise NotStarted("users are being brought into force")
-        return self.generations[0]
+        if self.generations.current is None:
+            raise NotStarted("users are being applied")
+        return self.generations.current
 
     def _say(self, state: str, reason: str) -> None:
         """Enter a state: `info` tells it, and so do the logs."""
@@ -243,13 +243,15 @@ class Members:
         return self.roster.target if self.state == "running" else {}
 
     def _confirmed(self) -> Mapping[str, Accounts]:
-        return self.generations[0].accounts if self.generations else {tag: {} for tag in self.roster.target}
+        current = self.generations.current
+        return current.accounts if current else {tag: {} for tag in self.roster.target}
 
     def _window(self) -> float:
         return self.accepted.driver.window if self.accepted else 0.0
 
     def _free(self, changes: list[Change]) -> list[Change]:
-        return self.generations[0].free(changes) if self.generations else changes
+        current = self.generations.current
+        return current.free(changes) if current else changes
 
     async def _sleep(self, seconds: float) -> None:
         await deferLater(self._reactor, seconds)
@@ -261,36 +263,37 @@ class Members:
             return await self._bring(changes)
         except Exception as caught:
             fault = caught
-            if self.generations:
-                await self._answers(self.generations[0])
+            if self.generations.current:
+                await self._answers(self.generations.current)
             raise
         finally:
-            if not self.generations and self.state == "running":
+            if not self.generations.current and self.state == "running":
                 self._gone(fault)
 
     async def _bring(self, changes: list[Change]) -> list[Refusal]:
         """Have the core take these changes. One that answers and keeps somebody who is removed is replaced."""
         refused = await self._ask(changes)
-        if not refused or not self.generations:
+        current = self.generations.current
+        if not refused or not current:
             return []
-        if not await self._answers(self.generations[0]):
-            return refused if self.generations else []
+        if not await self._answers(current):
+            return refused if self.generations.current else []
         # What ran out of time may have been done.
-        await self._audit(self.generations[0])
+        await self._audit(current)
         if kept := self._kept(changes):
             refused = refused + await self._ask(kept)
         if kept := self._kept(changes):
             refused = refused + await self._run_without(kept)
-        if not self.generations:
+        if not self.generations.current:
             return []
         confirmed = self._confirmed()
         left = {change.key for change in changes if confirmed.get(change.tag, {}).get(change.key) != change.packed}
         return [refusal for refusal in dict.fromkeys(refused) if key_of(refusal.email) in left]
 
     async def _ask(self, changes: list[Change]) -> list[Refusal]:
-        if not self.generations or self.accepted is None:
+        asked = self.generations.current
+        if asked is None or self.accepted is None:
             return []
-        asked = self.generations[0]
         generation, refused = await self.accepted.driver.apply(asked, changes, self._end_one)
         if generation is not asked:
             self._adopt(generation)
@@ -323,7 +326,9 @@ class Members:
 
     async def _run_without(self, kept: list[Change]) -> list[Refusal]:
         """Another run of the core, which does not know who was removed. One that waits for a Start just ends."""
-        generation = self.generations[0]
+        generation = self.generations.current
+        if generation is None:
+            return []
         names = sorted({change.key for change in kept})
         self.log.error("the core is replaced, since it keeps users who were removed: {names}", names=names)
         accounts = apply([change._replace(packed=None) for change in kept], generation.accounts)

@@ -15,14 +15,16 @@ from twisted.python.failure import Failure
 from node.backend.backoff import Backoff
 from node.backend.control import Settled
 from node.backend.desired import Accepted, Held, Members, no_users
+from node.backend.generations import Generations
 from node.backend.health import Watch
 from node.backend.record import Record
 from node.backend.roster import Roster
-from node.backend.wind_down import Farewell
+from node.backend.wind_down import WindDown
 from node.contract.accounts import Refusal, diff
 from node.contract.driver import Driver, Exit, Generation
 from node.errors import CoreFailed, InvalidConfig, NodeError, PortTaken, ShuttingDown
 from node.logs import Logger, LogRing
+from node.waiting import together
 from protos.service_pb2 import Backend
 
 T = TypeVar("T")
@@ -48,13 +50,18 @@ class Runner(Members):
     log = Logger()
 
     def __init__(
-        self, reactor: Any, ring: LogRing, record: Record, read_counters: Callable[[], Awaitable[bool]]
+        self,
+        reactor: Any,
+        ring: LogRing,
+        record: Record,
+        generations: Generations,
+        read: Callable[[Generation], Awaitable[bool]],
     ) -> None:
-        super().__init__(reactor, ring, record)
+        super().__init__(reactor, ring, record, generations)
         self._backoff, self._resuming = Backoff(reactor), Backoff(reactor)
         self._watch = Watch(reactor, self._hung, self._repair)
         self._grace: IDelayedCall | None = None
-        self._farewell = Farewell(reactor, read_counters)
+        self._wind_down = WindDown(reactor, generations, read)
         self._closed = False
 
     async def start(self, driver: Driver, request: Backend) -> None:
@@ -86,11 +93,6 @@ class Runner(Members):
         """What an operator should know about the watch over the cores."""
         return self._watch.warnings
 
-    @property
-    def counting(self) -> list[Generation]:
-        """Those whose counters are to be read: who ends is not done yet."""
-        return [*self.generations, *self._farewell.ending]
-
     async def stop(self, reason: str, grace: float = 0.0) -> None:
         """Stop the backend, and whatever is under way. Its core ends after `grace` seconds, unless a Start wants it."""
         self._backoff.cancel()
@@ -116,7 +118,7 @@ class Runner(Members):
             raise ShuttingDown
         deadline = self._reactor.seconds() + START_TIMEOUT
         fingerprint = (driver.name, await self._meaning(driver, request.config), frozenset(request.exclude_inbounds))
-        if self.state == "running" and not self.generations:
+        if self.state == "running" and not self.generations.current:
             # A core is just taking the place of another one: it may be the one that is asked for.
             await self._reconciler.idle()
         if self._serves(fingerprint):
@@ -139,8 +141,8 @@ class Runner(Members):
         return await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), driver.fingerprint, config)
 
     def _serves(self, fingerprint: tuple[str, str, frozenset[str]]) -> bool:
-        current = self.accepted
-        return bool(current and current.fingerprint == fingerprint and self.generations and self.generations[0].alive)
+        same = self.accepted is not None and self.accepted.fingerprint == fingerprint
+        return same and self.generations.current is not None and self.generations.current.alive
 
     async def _take_back(self, request: Backend, roster: Roster, refused: list[Refusal], settled: Settled) -> None:
         """The core that runs is the one that is asked for: only its users follow."""
@@ -160,7 +162,7 @@ class Runner(Members):
         """Everything that can refuse a Start, before anything is destroyed."""
         version = await driver.version()
         plan = await driver.prepare(request.config, frozenset(request.exclude_inbounds))
-        if self.generations:
+        if self.generations.current:
             await driver.check(plan)
         return Accepted(without_users(request), request.keep_alive, driver, plan, version, fingerprint)
 
@@ -266,7 +268,7 @@ class Runner(Members):
 
     async def _stop(self, grace: float, settled: Settled) -> None:
         self._cancel_grace()
-        if grace and self.generations and self.accepted is not None:
+        if grace and self.generations.current and self.accepted is not None:
             self.in_grace = True
             self._grace = self._reactor.callLater(grace, self._grace_over)
         else:
@@ -296,13 +298,10 @@ class Runner(Members):
     async def _end_generations(self) -> None:
         """End every process, and lose no byte; those that an aborted operation was about to end, too."""
         await self._reconciler.idle()
-        for generation in [*self._farewell.ending, *self.generations]:
-            await self._end_one(generation)
+        await together(map(self._end_one, self.generations.counting))
 
     async def _end_one(self, generation: Generation) -> None:
-        if generation in self.generations:
-            self.generations.remove(generation)
-        await self._farewell.end(generation)
+        await self._wind_down.end(generation)
 
     # Resuming
 
@@ -332,17 +331,16 @@ class Runner(Members):
     # Crashes
 
     def _adopt(self, generation: Generation) -> None:
-        self.generations.insert(0, generation)
+        self.generations.adopt(generation)
         self._backoff.served()
         self._watch.begin(generation)
         generation.when_exited().addCallback(self._exited, generation)
 
     def _exited(self, ended: Exit, generation: Generation) -> None:
         """A process is gone. If nobody asked it to go it comes again."""
-        if generation not in self.generations:
-            return
-        self.generations.remove(generation)
-        if not self.generations and self.state == "running":
+        was_current = generation is self.generations.current
+        self.generations.gone(generation)
+        if was_current and self.state == "running":
             self._again(CoreFailed(ended.reason))
 
     def _again(self, fault: NodeError) -> None:
@@ -375,7 +373,7 @@ class Runner(Members):
 
     async def _repair(self, generation: Generation) -> None:
         """Bring the core to what is wanted, whatever it has refused or lost."""
-        if generation in self.generations:
+        if generation is self.generations.current:
             await self._reconciler.repair()
 
     def _tell(self, refused: list[Refusal], warnings: Iterable[str] = ()) -> None:

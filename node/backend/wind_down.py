@@ -8,6 +8,7 @@ from typing import Any
 from twisted.internet.defer import CancelledError
 from twisted.internet.task import deferLater
 
+from node.backend.generations import Generations
 from node.contract.driver import Generation
 from node.logs import Logger
 
@@ -18,33 +19,34 @@ REST = 2.0
 REST_POLL = 0.02
 
 
-class Farewell:
-    """Cores that are ending. They still count: `read_counters` books that, and says whether it was anything."""
+class WindDown:
+    """Shuts a core down without losing a byte: ends its connections, reads its counters until they rest, stops it.
+
+    `read` books what one run has counted by now, and says whether that was anything.
+    """
 
     log = Logger()
 
-    def __init__(self, reactor: Any, read_counters: Callable[[], Awaitable[bool]]) -> None:
+    def __init__(self, reactor: Any, generations: Generations, read: Callable[[Generation], Awaitable[bool]]) -> None:
         self._reactor = reactor
-        self._read_counters = read_counters
-        self.ending: list[Generation] = []
+        self._generations = generations
+        self._read = read
 
     async def end(self, generation: Generation) -> None:
         """End it, or go on with that where it was cut short."""
-        if generation not in self.ending:
-            self.ending.append(generation)
+        self._generations.end(generation)
         try:
             if generation.alive and await generation.answers(FAREWELL):
                 await generation.wind_down()
-                await self._rest()
+                await self._rest(generation)
         except CancelledError:
             raise
         except Exception:  # noqa: BLE001 - logged; whatever went wrong, it must not stay
             self.log.failure("a core could not be wound down: what it counted last may be lost")
         await generation.stop()
-        if generation in self.ending:
-            self.ending.remove(generation)
+        self._generations.gone(generation)
 
-    async def _rest(self) -> None:
+    async def _rest(self, generation: Generation) -> None:
         deadline = self._reactor.seconds() + REST
-        while await self._read_counters() and self._reactor.seconds() < deadline:
+        while await self._read(generation) and self._reactor.seconds() < deadline:
             await deferLater(self._reactor, REST_POLL)

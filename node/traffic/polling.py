@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 from twisted.internet.defer import DeferredLock
 from twisted.internet.task import deferLater
@@ -16,7 +16,7 @@ from node.logs import Logger
 from node.periodic import Periodic
 from node.state.store import Store
 from node.traffic.ledger import Ledger, Taken
-from node.waiting import lasting
+from node.waiting import lasting, together
 from protos import service_pb2
 from protos.service_pb2 import StatRequest, StatResponse
 
@@ -43,6 +43,13 @@ _ONE = {
 }
 
 
+class Counting(Protocol):
+    """The runs of cores whose counters are to be read, ending ones included."""
+
+    @property
+    def counting(self) -> Sequence[Generation]: ...
+
+
 class Traffic:
     """What was counted and not yet delivered. `interval` is the seconds between two readings that nobody asked for."""
 
@@ -51,7 +58,7 @@ class Traffic:
     def __init__(
         self,
         reactor: Any,
-        generations: Callable[[], Sequence[Generation]],
+        generations: Counting,
         is_user: Callable[[str], bool],
         store: Store,
         interval: float,
@@ -72,7 +79,7 @@ class Traffic:
     @property
     def warnings(self) -> list[str]:
         """What an operator should know about the counting."""
-        return [self._faults[run] for run in self._generations() if run in self._faults] + self._poll.warnings
+        return [self._faults[run] for run in self._generations.counting if run in self._faults] + self._poll.warnings
 
     def begin(self, rows: Iterable[Row]) -> None:
         """Go on from the rows of an earlier node, and read the counters from now on."""
@@ -88,12 +95,12 @@ class Traffic:
         self._poll.stop()
         self._store.rows(self._ledger.changes())
 
-    async def read(self) -> bool:
-        """Book what every generation has counted by now; whether that was anything. Who does not answer is logged.
+    async def read(self, generation: Generation | None = None) -> bool:
+        """Book what one run of a core, or each, has counted by now; whether that was anything.
 
-        A reading is booked whole, also where its caller gives up meanwhile.
+        A run that does not answer is logged. A reading is booked whole, also where its caller gives up meanwhile.
         """
-        return await lasting(self._turn.run(self._read))
+        return await lasting(self._turn.run(self._read, generation))
 
     async def stats(self, request: StatRequest, when_settled: Callable[[Settled], None]) -> StatResponse:
         """The rows of a request, from the ledger. With a reset they come back if the reply is not delivered.
@@ -135,21 +142,29 @@ class Traffic:
         due = self._fresh if now - self._asked_at < self._interval else self._interval
         # A tick that comes a little early is as good.
         early = self._fresh / 2
-        if self._generations() and now - self._read_at > due - early:
+        if self._generations.counting and now - self._read_at > due - early:
             await self.read()
         if now - self._saved_at > self._interval - early:
             self.save()
 
-    async def _read(self) -> bool:
-        began, generations = self._reactor.seconds(), list(self._generations())
-        self._ledger.keep(generations)
-        moved, faults = False, dict[Generation, str]()
-        for generation in generations:
-            try:
-                moved |= await self._book(generation, await generation.counters())
-            except Exception as fault:  # noqa: BLE001 - logged, told by `info`; replies have what was read before
-                faults[generation] = self._not_read(fault, self._faults.get(generation, ""))
-        self._read_at, self._faults = began, faults
+    async def _read(self, one: Generation | None) -> bool:
+        began, counting = self._reactor.seconds(), self._generations.counting
+        # The one that is read may be gone from among them meanwhile.
+        self._ledger.keep({*counting, *filter(None, (one,))})
+        self._faults = {run: fault for run, fault in self._faults.items() if run in counting}
+        # All are asked at once: one that hangs delays nobody else's bytes.
+        moved = await together(map(self._read_one, counting if one is None else (one,)))
+        if one is None:
+            self._read_at = began
+        return any(moved)
+
+    async def _read_one(self, generation: Generation) -> bool:
+        try:
+            moved = await self._book(generation, await generation.counters())
+        except Exception as fault:  # noqa: BLE001 - logged, told by `info`; replies have what was read before
+            self._faults[generation] = self._not_read(fault, self._faults.get(generation, ""))
+            return False
+        self._faults.pop(generation, None)
         return moved
 
     def _not_read(self, fault: Exception, before: str) -> str:
@@ -190,7 +205,7 @@ class Traffic:
         return row
 
     def _require(self, scope: Scope) -> None:
-        if any(scope in generation.uncounted for generation in self._generations()):
+        if any(scope in generation.uncounted for generation in self._generations.counting):
             raise Unsupported(
                 f"this core cannot count {scope.value}s with this configuration: see the warnings of info"
             )

@@ -9,14 +9,16 @@ from twisted.trial.unittest import SynchronousTestCase
 from node.api import feeds
 from node.api.feeds import IN_FLIGHT, LONGEST_NAME, REMEMBERED, ChunkFeed, UserFeed
 from node.api.methods import MAX_BODY
+from node.backend.generations import Generations
 from node.backend.runner import Runner
+from node.contract.driver import Generation
 from node.errors import InvalidRequest, NodeError, NotInitialized, TooLarge, UsersRefused
 from node.logs import LogRing
 from protos.service_pb2 import Backend, Empty, User, UsersChunk
 from tests.harness.memory import MemoryDriver, MemoryRecord, person
 
 
-async def _no_counters() -> bool:
+async def _no_counters(_: Generation) -> bool:
     """There is nothing to read."""
     return False
 
@@ -24,13 +26,13 @@ async def _no_counters() -> bool:
 class FeedTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.driver = MemoryDriver()
-        self.runner = Runner(Clock(), LogRing(Clock(), 100), MemoryRecord(), _no_counters)
+        self.runner = Runner(Clock(), LogRing(Clock(), 100), MemoryRecord(), Generations(), _no_counters)
 
     def start(self, *users: User) -> None:
         self.successResultOf(ensureDeferred(self.runner.start(self.driver, Backend(users=users))))
 
     def accounts(self, tag: str = "a") -> dict[str, bytes]:
-        return dict(self.runner.generations[0].accounts[tag])
+        return dict(self.runner.current().accounts[tag])
 
     def feed(self, *users: User) -> Deferred[Empty]:
         """A whole SyncUser stream."""

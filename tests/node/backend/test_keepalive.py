@@ -16,6 +16,7 @@ from node.api.operations import Backend, Policy
 from node.backend.keepalive import KeepAlive
 from node.errors import CoreFailed
 from node.logs import LogRing
+from node.machine.system import SystemStats
 from node.state.database import Changes, Saved
 from protos import service_pb2
 from protos.service_pb2 import XRAY, Empty
@@ -98,7 +99,7 @@ class BackendTests(SynchronousTestCase):
         self.clock = Clock()
         self.driver = MemoryDriver(self.clock)
         store, ring = cast(Any, Kept()), LogRing(self.clock, 1000)
-        self.backend = Backend(self.clock, ring, {XRAY: self.driver}, cast(Any, None), store, Policy())
+        self.backend = Backend(self.clock, ring, {XRAY: self.driver}, SystemStats(self.clock), store, Policy())
         self.call = Call(next(method for method in METHODS if method.name == "Start"), Dialect.DOCUMENT)
         self.saved = Saved()
 

@@ -14,6 +14,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.backend import desired as members
+from node.backend.generations import Generations
 from node.backend.health import AUDIT, INTERVAL, PATIENCE
 from node.backend.runner import BACK_TIMEOUT, LAST_TRY, MAX_CONFIG, PORT_RETRY, START_TIMEOUT, Runner
 from node.backend.wind_down import FAREWELL, REST
@@ -47,7 +48,8 @@ class RunnerTests(SynchronousTestCase):
         self.readings = self.moving = 0
         self.read: list[list[Generation]] = []
         self.record = MemoryRecord()
-        self.runner = Runner(self.clock, self.ring, self.record, self._count)
+        self.generations = Generations()
+        self.runner = Runner(self.clock, self.ring, self.record, self.generations, self._count)
 
     def tearDown(self) -> None:
         """Nothing is left: no core, no call."""
@@ -59,10 +61,11 @@ class RunnerTests(SynchronousTestCase):
         self.assertEqual(self.driver.running, [])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    async def _count(self) -> bool:
+    async def _count(self, generation: Generation) -> bool:
         """A reading brings something as often as `moving` says."""
         self.readings += 1
-        self.read.append(list(self.runner.counting))
+        self.assertIn(generation, self.generations.counting)
+        self.read.append([generation])
         self.moving -= 1
         return self.moving >= 0
 
@@ -411,7 +414,7 @@ class Stops(RunnerTests):
         self.successResultOf(stop)
         self.assertEqual((self.readings, self.driver.running), (4, []))
         self.assertEqual(self.read, [[core]] * 4)
-        self.assertEqual(self.runner.counting, [])
+        self.assertEqual(self.generations.counting, ())
 
     def test_counters_that_never_rest(self) -> None:
         """It is not read for ever."""
@@ -671,7 +674,8 @@ class Grace(RunnerTests):
             self.pass_time(2 * GRACE)
             self.assertEqual((self.driver.running, self.runner.state), ([], state))
             self.assertEqual((self.record.request, self.record.kept, self.runner.keep_alive), (b"", {}, 0))
-            self.assertFalse(self.runner.everything())
+            kept = self.runner.everything()
+            self.assertEqual((kept.request, kept.users), (b"", {}))
             self.failureResultOf(self.sync_user(BOB), NodeError)
 
 
@@ -1248,12 +1252,12 @@ class Replacements(RunnerTests):
         first = self.started("a", ANN)
         self.driver.stopping.shut = True
         sync = self.sync_user(BOB)
-        self.assertRaises(NotStarted, self.runner.newest)
-        self.assertEqual((self.runner.counting, self.read), ([first], [[first]]))
+        self.assertRaises(NotStarted, self.runner.current)
+        self.assertEqual((self.generations.counting, self.read), ((first,), [[first]]))
         self.driver.stopping.open()
         self.successResultOf(sync)
         self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one", "bob": b"two"}))
-        self.assertEqual((len(self.driver.cores), self.runner.counting), (2, [self.core]))
+        self.assertEqual((len(self.driver.cores), self.generations.counting), (2, (self.core,)))
 
     def test_neither_runs(self) -> None:
         """It is a crash then: the core comes again, with all users."""
@@ -1403,7 +1407,7 @@ class ManyAtOnce(SynchronousTestCase):
         clock = Clock()
         driver = Slow(clock, times)
         record = MemoryRecord()
-        runner = Runner(clock, LogRing(clock, 100), record, nothing)
+        runner = Runner(clock, LogRing(clock, 100), record, Generations(), nothing)
         expected: State = None
         for step in steps:
             step.ask(runner, driver).addErrback(lambda failure: failure.trap(NodeError))
@@ -1440,7 +1444,7 @@ class Life:
         self.clock = Clock()
         self.driver = Slow(self.clock, times)
         self.record = record
-        self.runner = Runner(self.clock, LogRing(self.clock, 100), record, nothing)
+        self.runner = Runner(self.clock, LogRing(self.clock, 100), record, Generations(), nothing)
         if record.request:
             request = Backend.FromString(record.request)
             request.users.extend(map(User.FromString, record.kept.values()))
@@ -1541,6 +1545,6 @@ def last_word(name: str, said: list[tuple[Step, Answer]]) -> bool | None:
     return None
 
 
-async def nothing() -> bool:
+async def nothing(_: Generation) -> bool:
     """There are no counters."""
     return False

@@ -9,6 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from node.backend import desired as members
 from node.backend.control import Settled
 from node.backend.desired import Members
+from node.backend.generations import Generations
 from node.backend.roster import Roster
 from node.logs import LogRing
 from node.machine.malloc import SOON, Memory
@@ -80,7 +81,7 @@ class GivingBack(SynchronousTestCase):
     def test_large_sets_alone(self) -> None:
         """A large set asks for it when it comes and when it goes, a small one does not."""
         self.patch(members, "BUILD_INLINE", 2)
-        everybody = Members(self.clock, LogRing(self.clock, 10), MemoryRecord())
+        everybody = Members(self.clock, LogRing(self.clock, 10), MemoryRecord(), Generations())
         self.patch(everybody._memory, "_trim", self.asked.append)
         told: list[int] = []
         settled: Settled = lambda: told.append(1)  # noqa: E731

@@ -47,13 +47,24 @@ class MemoryStore:
         self.written += rows
 
 
+class Cores:
+    """Those whose counters are read."""
+
+    def __init__(self, cores: list[Any]) -> None:
+        self._cores = cores
+
+    @property
+    def counting(self) -> list[Any]:
+        return list(self._cores)
+
+
 class PollingTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock: Any = Clock()
         self.core, self.store = Core(), MemoryStore()
         self.cores: list[Any] = [self.core]
         store: Any = self.store
-        self.traffic = Traffic(self.clock, lambda: self.cores, lambda name: name == "bob", store, 10)
+        self.traffic = Traffic(self.clock, Cores(self.cores), lambda name: name == "bob", store, 10)
         self.traffic.begin([])
         self.settled: list[Callable[[bool], None]] = []
 
@@ -213,7 +224,7 @@ class LargeReadings(TestCase):
         core, store = Core(), MemoryStore()
         any_core: Any = core
         any_store: Any = store
-        traffic = Traffic(reactor, lambda: [any_core], lambda _: False, any_store, 10)
+        traffic = Traffic(reactor, Cores([any_core]), lambda _: False, any_store, 10)
         for more in (1, 2):
             names = (
                 counter_name(Scope.USER, f"{number}", direction) for number in range(50) for direction in DIRECTIONS

@@ -1,0 +1,153 @@
+"""The runs of the core: which is the current one, which drain or end, and what becomes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from node.backend.generations import Generations
+from node.backend.runner import Runner
+from node.backend.wind_down import REST, WindDown
+from node.contract.driver import Generation
+from node.logs import LogRing
+from protos.service_pb2 import Backend
+from tests.harness.memory import Gate, MemoryDriver, MemoryGeneration, MemoryPlan, MemoryRecord, person
+
+
+def core(clock: Clock | None = None, stopping: Gate | None = None) -> MemoryGeneration:
+    return MemoryGeneration(clock or Clock(), MemoryPlan("a", ("a",)), {"a": {}}, stopping or Gate())
+
+
+class GenerationsTests(SynchronousTestCase):
+    def test_the_life_of_one(self) -> None:
+        """It serves and counts, then drains, then only counts, then it is gone."""
+        generations, one, other = Generations(), core(), core()
+        generations.adopt(one)
+        self.assertEqual((generations.current, generations.serving, generations.counting), (one, (one,), (one,)))
+        generations.adopt(other)
+        self.assertEqual((generations.current, generations.draining), (other, (one,)))
+        self.assertEqual((generations.serving, generations.counting), ((other, one), (other, one)))
+        generations.end(one)
+        self.assertEqual((generations.serving, generations.counting), ((other,), (other, one)))
+        self.assertFalse(generations.gone(one))
+        self.assertEqual(generations.counting, (other,))
+
+    def test_one_that_dies(self) -> None:
+        """It served, and nobody had asked it to end."""
+        generations, one, other = Generations(), core(), core()
+        generations.adopt(one)
+        generations.adopt(other)
+        self.assertTrue(generations.gone(other))
+        self.assertTrue(generations.gone(one))
+        self.assertFalse(generations.gone(one))
+        self.assertEqual((generations.current, generations.counting), (None, ()))
+
+    def test_taken_back(self) -> None:
+        """One that drains may become the current one again; the one before it drains then."""
+        generations, one, other = Generations(), core(), core()
+        generations.adopt(one)
+        generations.adopt(other)
+        generations.adopt(one)
+        self.assertEqual((generations.current, generations.draining), (one, (other,)))
+
+    def test_who_watches_is_told(self) -> None:
+        """Of each join and exit, after it."""
+        generations, one, told = Generations(), core(), list[int]()
+        generations.watch(lambda: told.append(len(generations.counting)))
+        generations.adopt(one)
+        generations.end(one)
+        generations.end(one)
+        generations.gone(one)
+        generations.gone(one)
+        self.assertEqual(told, [1, 1, 0])
+
+
+@given(st.lists(st.tuples(st.sampled_from(["adopt", "retire", "end", "gone"]), st.integers(0, 4))))
+def test_each_is_in_one_place(steps: list[tuple[str, int]]) -> None:
+    """Whatever is done, no run is in two places, and one that is gone is in none."""
+    generations, cores = Generations(), [core() for _ in range(5)]
+    for name, number in steps:
+        if name == "retire":
+            generations.retire()
+        else:
+            getattr(generations, name)(cores[number])
+        if name == "gone":
+            assert cores[number] not in generations.counting
+        assert len(generations.counting) == len(set(generations.counting))
+        assert generations.counting[: len(generations.serving)] == generations.serving
+        assert (generations.current is None) or generations.serving[0] is generations.current
+
+
+class TwoCores(SynchronousTestCase):
+    """A backend with a core that drains beside the current one."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.driver = MemoryDriver(self.clock)
+        self.generations = Generations()
+        self.moving: set[Generation] = set()
+        self.read: list[Generation] = []
+        self.runner = Runner(self.clock, LogRing(self.clock, 100), MemoryRecord(), self.generations, self._count)
+        request = Backend(config="a", users=[person("ann", "one", "a")])
+        self.successResultOf(ensureDeferred(self.runner.start(self.driver, request)))
+        [self.old] = self.driver.running
+        self.new = core(self.clock, self.driver.stopping)
+        self.runner._adopt(self.new)
+
+    def tearDown(self) -> None:
+        self.moving.clear()
+        self.driver.stopping.open()
+        closed = ensureDeferred(self.runner.close())
+        self.clock.pump([0.125] * 40)
+        self.successResultOf(closed)
+        self.assertEqual((self.driver.running, self.new.alive, self.clock.getDelayedCalls()), ([], False, []))
+
+    async def _count(self, generation: Generation) -> bool:
+        self.read.append(generation)
+        return generation in self.moving
+
+    def test_the_current_one_dies(self) -> None:
+        """It is restarted, and the state says so; the draining one is not taken for it."""
+        self.driver.launching.shut = True
+        self.new.die()
+        self.clock.pump([0.0])
+        self.assertEqual((self.runner.state, self.generations.current), ("restarting", None))
+        self.driver.launching.open()
+        self.clock.pump([0.0])
+        self.assertEqual(self.runner.state, "running")
+        self.assertIsNot(self.generations.current, self.old)
+
+    def test_the_draining_one_dies(self) -> None:
+        """That costs its connections, and nothing else."""
+        self.old.die()
+        self.clock.pump([0.0])
+        self.assertEqual((self.runner.state, self.generations.serving), ("running", (self.new,)))
+
+    def test_a_stop(self) -> None:
+        """It ends both at once, and returns when both are gone."""
+        self.driver.stopping.shut = True
+        stopped = ensureDeferred(self.runner.stop("asked"))
+        self.assertEqual((self.old.wound_down, self.new.wound_down), (True, True))
+        self.assertEqual(self.generations.serving, ())
+        self.assertNoResult(stopped)
+        self.driver.stopping.open()
+        self.successResultOf(stopped)
+
+    def test_an_end_waits_for_its_own_counters(self) -> None:
+        """Bytes of others do not hold it up; its own do, for a while."""
+        self.moving.add(self.new)
+        self.successResultOf(self.end(self.old))
+        self.assertEqual((self.old.alive, self.read), (False, [self.old]))
+        ended = self.end(self.new)
+        self.assertNoResult(ended)
+        self.clock.pump([0.125] * int(8 * REST + 1))
+        self.successResultOf(ended)
+
+    def end(self, generation: MemoryGeneration) -> Deferred[None]:
+        reactor: Any = self.clock
+        return ensureDeferred(WindDown(reactor, self.generations, self._count).end(generation))
