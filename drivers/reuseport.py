@@ -1,0 +1,170 @@
+"""Which of the sockets that share an address the kernel gives a new TCP connection to: set it, and find it out.
+
+Sockets that listen on one address with SO_REUSEPORT are a group, to the kernel an array: listen(2) appends, close(2)
+moves the last one into the gap (net/core/sock_reuseport.c). A program of classic BPF, attached by any of them, picks by
+index for all; an index out of range means by hash, as without a program. The kernel tells nobody an index, but one can
+be tried: by a connection of our own, which the program knows by its source port, while all others go where they went.
+Linux only, blocking.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+# Of include/uapi/asm-generic/socket.h.
+_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
+_SO_ATTACH_REUSEPORT_CBPF, _SO_DETACH_REUSEPORT_BPF = 51, 68
+_SO_MEMINFO, _MEMINFO = 55, struct.Struct("9I")
+_SO_BINDTOIFINDEX = 62
+# What Python does not name: Linux' own option of IPv6 sockets, and where a listener's tcp_info has its accept queue.
+_IPV6_V6ONLY = 26
+_QUEUE, _QUEUE_AT, _TCP_INFO_SIZE = struct.Struct("=I"), 24, 104
+
+# The index that no socket of a group has.
+NOBODY = 0xFFFFFFFF
+# Seconds for an answer over the loopback, which takes some microseconds.
+_PATIENCE = 1.0
+# The largest segment that a listener we look for says it takes (TCP_MAXSEG), and no other does: a client that meets it
+# meanwhile loses 1 % of an Ethernet frame. And what is read where nobody has set one, which zero restores.
+_MARK, _UNSET = 1439, 536
+# Packets of the loopback come from the interface that is the first in every network namespace.
+_LOOPBACK = 1
+
+# bpf(4), linux/filter.h: instructions, and where the IP header and what belongs to a packet begin.
+Instruction = tuple[int, int, int, int]
+_LOAD_WORD, _LOAD_HALF, _LOAD_BYTE, _GO, _GO_IF_EQUAL, _RETURN = 0x20, 0x28, 0x30, 0x05, 0x15, 0x06
+_IP_HEADER, _INTERFACE = 0xFFF00000, 0xFFFFF000 + 8
+
+
+class Address(NamedTuple):
+    """What sockets of a group have in common."""
+
+    family: int
+    host: str
+    port: int
+    # Only IPv6, where IPv4 would come by the same socket; the interface, if it is bound to one.
+    only: bool
+    interface: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def address_of(one: socket.socket) -> Address:
+    host, port = one.getsockname()[:2]
+    only = one.family == socket.AF_INET6 and bool(one.getsockopt(socket.IPPROTO_IPV6, _IPV6_V6ONLY))
+    return Address(one.family, host, port, only, one.getsockopt(socket.SOL_SOCKET, _SO_BINDTOIFINDEX))
+
+
+def pick(member: socket.socket, index: int) -> None:
+    """Have all new connections of the group given to one of it. Raises `OSError`."""
+    _attach(member, _SO_ATTACH_REUSEPORT_CBPF, [(_RETURN, 0, 0, index)])
+
+
+def pick_by_hash(member: socket.socket) -> None:
+    """Have new connections spread over the group, as they are where nobody picks. Raises `OSError`."""
+    with suppress(FileNotFoundError):  # nobody did
+        member.setsockopt(socket.SOL_SOCKET, _SO_DETACH_REUSEPORT_BPF, 0)
+
+
+def waiting(listener: socket.socket) -> int:
+    """Connections that are established and that its process has not accepted yet."""
+    info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_SIZE)
+    (queue,) = _QUEUE.unpack_from(info, _QUEUE_AT)
+    return int(queue)
+
+
+def is_at(listener: socket.socket, index: int, others: int) -> bool:
+    """Whether this one of a group has this index, by a connection of our own; all others go to `others`, now and later.
+
+    If it has, its process gets that connection, which is over at once. If not, who has the index is left in the middle
+    of a handshake, of which no process hears. For an index out of range, any of the group may be found there.
+    Raises `OSError`, `TimeoutError` among them if nobody answers.
+    """
+    was = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _MARK)
+    try:
+        with _knocking(listener) as (probe, port):
+            _attach(listener, _SO_ATTACH_REUSEPORT_CBPF, _by_source(port, index, others))
+            return _gets_in(probe, _targets(listener))
+    finally:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 0 if was == _UNSET else was)
+        pick(listener, others)
+
+
+@contextmanager
+def _knocking(listener: socket.socket) -> Iterator[tuple[socket.socket, int]]:
+    """A socket for a connection to this listener, and the port that it will come from."""
+    with socket.socket(listener.family, socket.SOCK_STREAM) as probe:
+        if probe.family == socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, _IPV6_V6ONLY, 0)
+        probe.setblocking(False)
+        probe.bind(("", 0))
+        # Only an answer with the mark is heard. Options follow 20 bytes of TCP header, the largest segment first.
+        heard = [(_LOAD_HALF, 0, 0, 22), (_GO_IF_EQUAL, 0, 1, _MARK), (_RETURN, 0, 0, NOBODY), (_RETURN, 0, 0, 0)]
+        _attach(probe, _SO_ATTACH_FILTER, heard)
+        yield probe, probe.getsockname()[1]
+
+
+def _gets_in(probe: socket.socket, targets: Sequence[tuple[Any, ...]]) -> bool:
+    """Whether the one that we look for answers; False as soon as an answer of another one was not heard."""
+    for target in targets:
+        error = probe.connect_ex(target)
+        if error in (0, errno.EINPROGRESS):
+            break
+    else:
+        raise OSError(error, os.strerror(error), targets[-1][0])
+    poll, deadline = select.poll(), time.monotonic() + _PATIENCE
+    poll.register(probe, select.POLLOUT)
+    while not poll.poll(0):
+        if _MEMINFO.unpack(probe.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO.size))[8]:
+            return False
+        if time.monotonic() > deadline:
+            raise TimeoutError("nobody answers on the loopback")
+        time.sleep(0.0001)
+    # Its end is to be heard, too.
+    probe.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+    return probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+
+
+def _targets(listener: socket.socket) -> list[tuple[Any, ...]]:
+    """Where a connection of ours can be sent to reach this listener."""
+    name: tuple[Any, ...] = listener.getsockname()
+    host, rest = name[0], name[1:]
+    if host == "0.0.0.0":  # noqa: S104 - compared
+        return [("127.0.0.1", *rest)]
+    if host != "::":
+        return [name]
+    both = not listener.getsockopt(socket.IPPROTO_IPV6, _IPV6_V6ONLY)
+    return [("::1", *rest), ("::ffff:127.0.0.1", *rest)] if both else [("::1", *rest)]
+
+
+def _by_source(port: int, index: int, others: int) -> list[Instruction]:
+    """Picks one for what comes over the loopback from this port, another for all else."""
+    return [
+        (_LOAD_WORD, 0, 0, _INTERFACE),
+        (_GO_IF_EQUAL, 0, 7, _LOOPBACK),
+        # IPv4 has its ports behind a header of 20 bytes, IPv6 of 40.
+        (_LOAD_BYTE, 0, 0, _IP_HEADER),
+        (_GO_IF_EQUAL, 0, 2, 0x45),
+        (_LOAD_HALF, 0, 0, _IP_HEADER + 20),
+        (_GO, 0, 0, 1),
+        (_LOAD_HALF, 0, 0, _IP_HEADER + 40),
+        (_GO_IF_EQUAL, 0, 1, port),
+        (_RETURN, 0, 0, index),
+        (_RETURN, 0, 0, others),
+    ]
+
+
+def _attach(one: socket.socket, option: int, program: Sequence[Instruction]) -> None:
+    code = ctypes.create_string_buffer(b"".join(struct.pack("@HBBI", *instruction) for instruction in program))
+    one.setsockopt(socket.SOL_SOCKET, option, struct.pack("@HP", len(program), ctypes.addressof(code)))
