@@ -10,25 +10,26 @@ Linux only, blocking.
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import select
 import socket
 import struct
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 # Of include/uapi/asm-generic/socket.h.
-_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
+_SO_ATTACH_FILTER = 26
 _SO_ATTACH_REUSEPORT_CBPF, _SO_DETACH_REUSEPORT_BPF = 51, 68
-_SO_MEMINFO, _MEMINFO = 55, struct.Struct("9I")
+_SO_MEMINFO, _MEMINFO, _DROPPED = 55, struct.Struct("9I"), 8
 _SO_BINDTOIFINDEX = 62
 # What Python does not name: Linux' own option of IPv6 sockets, and where a listener's tcp_info has its accept queue.
 _IPV6_V6ONLY = 26
 _QUEUE, _QUEUE_AT, _TCP_INFO_SIZE = struct.Struct("=I"), 24, 104
 
+# Where our own connections come from, so that they can be told apart in what a core writes.
+KNOCKER = "127.84.88.78"
 # The index that no socket of a group has.
 NOBODY = 0xFFFFFFFF
 # Seconds for an answer over the loopback, which takes some microseconds.
@@ -43,6 +44,25 @@ _LOOPBACK = 1
 Instruction = tuple[int, int, int, int]
 _LOAD_WORD, _LOAD_HALF, _LOAD_BYTE, _GO, _GO_IF_EQUAL, _RETURN = 0x20, 0x28, 0x30, 0x05, 0x15, 0x06
 _IP_HEADER, _INTERFACE = 0xFFF00000, 0xFFFFF000 + 8
+
+
+def _filter(marked: int, unmarked: int) -> list[Instruction]:
+    """How much is heard of the two kinds of answers to a connect, which have SYN and ACK in the TCP header's byte 13.
+
+    Behind 20 bytes come the options, the largest segment first. What is not heard the kernel counts as dropped.
+    """
+    return [
+        (_LOAD_BYTE, 0, 0, 13),
+        (_GO_IF_EQUAL, 0, 3, 0x12),
+        (_LOAD_HALF, 0, 0, 22),
+        (_GO_IF_EQUAL, 0, 2, _MARK),
+        (_RETURN, 0, 0, marked),
+        (_RETURN, 0, 0, NOBODY),
+        (_RETURN, 0, 0, unmarked),
+    ]
+
+
+_HEARD, _UNHEARD = _filter(NOBODY, 0), _filter(0, NOBODY)
 
 
 class Address(NamedTuple):
@@ -84,68 +104,65 @@ def waiting(listener: socket.socket) -> int:
 
 
 def is_at(listener: socket.socket, index: int, others: int) -> bool:
-    """Whether this one of a group has this index, by a connection of our own; all others go to `others`, now and later.
+    """Whether this one of a group has this index; new connections go to `others` meanwhile, and later.
 
-    If it has, its process gets that connection, which is over at once. If not, who has the index is left in the middle
-    of a handshake, of which no process hears. For an index out of range, any of the group may be found there.
+    It is asked by a connection of our own. If it has, the handshake is left half-way, of which its process does not
+    hear; who else has the index, gets a connection that is over at once. Any may be found at an index out of range.
     Raises `OSError`, `TimeoutError` among them if nobody answers.
     """
+    return not _reaches(listener, index, others, _UNHEARD)
+
+
+def knock(listener: socket.socket, index: int, others: int) -> bool:
+    """The same, but its process gets the connection, and nobody else. It comes from `KNOCKER`, but for IPv6 alone."""
+    return _reaches(listener, index, others, _HEARD)
+
+
+def _reaches(listener: socket.socket, index: int, others: int, heard: Sequence[Instruction]) -> bool:
+    """Whether a connection to this index comes about; False as soon as an answer to it was not heard."""
     was = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _MARK)
-    try:
-        with _knocking(listener) as (probe, port):
-            _attach(listener, _SO_ATTACH_REUSEPORT_CBPF, _by_source(port, index, others))
-            return _gets_in(probe, _targets(listener))
-    finally:
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 0 if was == _UNSET else was)
-        pick(listener, others)
-
-
-@contextmanager
-def _knocking(listener: socket.socket) -> Iterator[tuple[socket.socket, int]]:
-    """A socket for a connection to this listener, and the port that it will come from."""
+    source, target = _way(listener)
     with socket.socket(listener.family, socket.SOCK_STREAM) as probe:
-        if probe.family == socket.AF_INET6:
-            probe.setsockopt(socket.IPPROTO_IPV6, _IPV6_V6ONLY, 0)
         probe.setblocking(False)
-        probe.bind(("", 0))
-        # Only an answer with the mark is heard. Options follow 20 bytes of TCP header, the largest segment first.
-        heard = [(_LOAD_HALF, 0, 0, 22), (_GO_IF_EQUAL, 0, 1, _MARK), (_RETURN, 0, 0, NOBODY), (_RETURN, 0, 0, 0)]
+        probe.bind(source)
         _attach(probe, _SO_ATTACH_FILTER, heard)
-        yield probe, probe.getsockname()[1]
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _MARK)
+        try:
+            _attach(listener, _SO_ATTACH_REUSEPORT_CBPF, _by_source(probe.getsockname()[1], index, others))
+            with suppress(BlockingIOError):
+                probe.connect(target)
+            return _comes_about(probe)
+        finally:
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 0 if was == _UNSET else was)
+            pick(listener, others)
 
 
-def _gets_in(probe: socket.socket, targets: Sequence[tuple[Any, ...]]) -> bool:
-    """Whether the one that we look for answers; False as soon as an answer of another one was not heard."""
-    for target in targets:
-        error = probe.connect_ex(target)
-        if error in (0, errno.EINPROGRESS):
-            break
-    else:
-        raise OSError(error, os.strerror(error), targets[-1][0])
+def _comes_about(probe: socket.socket) -> bool:
     poll, deadline = select.poll(), time.monotonic() + _PATIENCE
     poll.register(probe, select.POLLOUT)
     while not poll.poll(0):
-        if _MEMINFO.unpack(probe.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO.size))[8]:
+        if _MEMINFO.unpack(probe.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO.size))[_DROPPED]:
             return False
         if time.monotonic() > deadline:
             raise TimeoutError("nobody answers on the loopback")
         time.sleep(0.0001)
-    # Its end is to be heard, too.
-    probe.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
-    return probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+    error = probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if error:
+        raise OSError(error, os.strerror(error))
+    return True
 
 
-def _targets(listener: socket.socket) -> list[tuple[Any, ...]]:
-    """Where a connection of ours can be sent to reach this listener."""
+def _way(listener: socket.socket) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """From where a connection of ours reaches this listener, and by which address."""
     name: tuple[Any, ...] = listener.getsockname()
     host, rest = name[0], name[1:]
-    if host == "0.0.0.0":  # noqa: S104 - compared
-        return [("127.0.0.1", *rest)]
+    if listener.family == socket.AF_INET:
+        return (KNOCKER, 0), ("127.0.0.1" if host == "0.0.0.0" else host, *rest)  # noqa: S104 - compared
     if host != "::":
-        return [name]
-    both = not listener.getsockopt(socket.IPPROTO_IPV6, _IPV6_V6ONLY)
-    return [("::1", *rest), ("::ffff:127.0.0.1", *rest)] if both else [("::1", *rest)]
+        return ("::", 0), name
+    if listener.getsockopt(socket.IPPROTO_IPV6, _IPV6_V6ONLY):
+        return ("::", 0), ("::1", *rest)
+    return (f"::ffff:{KNOCKER}", 0), ("::ffff:127.0.0.1", *rest)
 
 
 def _by_source(port: int, index: int, others: int) -> list[Instruction]:

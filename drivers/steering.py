@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from drivers.listeners import Survey, look
-from drivers.reuseport import NOBODY, Address, address_of, is_at, pick, pick_by_hash, waiting
+from drivers.reuseport import NOBODY, Address, address_of, is_at, knock, pick, pick_by_hash, waiting
 from drivers.sockets import Ports
 
 # Closed so, a connection is reset.
@@ -51,27 +51,26 @@ class _Group:
         mine = [index for index, member in enumerate(self.members) if member.alive and member.pid == pid]
         return mine[0] if mine else None
 
-    def expect(self, member: _Member, index: int, others: int) -> None:
-        """Connect to it, to be sure that it has this index."""
+    def expect(self, member: _Member, index: int, others: int, way: Callable[[socket.socket, int, int], bool]) -> None:
+        """Make sure that it has this index."""
         try:
-            found = is_at(member.listener, index, others)
+            found = way(member.listener, index, others)
         except OSError as fault:
-            raise Unsteerable(
-                f"{self.address} cannot be reached by the node itself: {fault.strerror or fault}"
-            ) from fault
+            reason = fault.strerror or str(fault)
+            raise Unsteerable(f"{self.address} cannot be reached by the node itself: {reason}") from fault
         if not found:
-            raise Unsteerable(f"another process, too, listens on {self.address}, or keeps the node from it")
+            raise Unsteerable(f"another process, too, listens on {self.address}")
 
     def begin(self) -> None:
         """Make sure that the first one is alone, and keep those who come from being given connections."""
         # Alone it is found at whichever index: at zero really, at the next one by hash.
         for index in range(2):
-            self.expect(self.members[0], index, NOBODY)
+            self.expect(self.members[0], index, NOBODY, is_at)
         pick(self.listener, 0)
 
     def admit(self, member: _Member) -> None:
         self.members.append(member)
-        self.expect(member, len(self.members) - 1, self.current)
+        self.expect(member, len(self.members) - 1, self.current, is_at)
         self.tidy()
 
     def steer(self, index: int) -> None:
@@ -124,7 +123,7 @@ class Steering:
     def join(self, pid: int, ports: Ports) -> Survey:
         """Take up a process with its listeners at these ports, when all of them are open.
 
-        The first one is given all connections; who joins later none but one of our own on each address, until `steer`.
+        The first one is given all connections, who joins later none until `steer`, and none of them hears of this.
         So have the one join that runs before the next one is started. Raises `Unsteerable`: if it is the first one,
         nothing has happened; another one is to be ended, and then it has to `leave`.
         """
@@ -154,12 +153,12 @@ class Steering:
                 raise Unsteerable(f"{group.address}: {fault.strerror}") from fault
 
     def knock(self, pid: int) -> None:
-        """Connect to each of the process's listeners, to whomever others are led. Raises `Unsteerable`.
+        """Connect to each of the process's listeners once, whoever is given the others. Raises `Unsteerable`.
 
-        It has accepted the connections when nothing is `waiting`.
+        It has accepted the connections when nothing is `waiting` for it. It may write a line about each.
         """
         for group, index in self._of(pid):
-            group.expect(group.members[index], index, group.current)
+            group.expect(group.members[index], index, group.current, knock)
 
     def waiting(self, pid: int) -> Mapping[Address, int]:
         """How many connections are established that the process has not accepted, on each address."""

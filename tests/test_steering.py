@@ -174,16 +174,31 @@ def test_who_joins_gets_nobody_until_it_is_led_to(port: Port) -> None:
     assert {meet(port.address) for _ in range(100)} == {old.name}
 
 
-def test_nobody_else_hears_the_knock(port: Port) -> None:
-    """Finding out who is where costs the newcomer one empty connection, and those who serve none."""
+def test_who_has_not_joined_yet_gets_nobody(port: Port) -> None:
+    """From the moment it listens on, whichever one is alone by then, after others have come and gone."""
+    processes = [port.join() for _ in range(4)]
+    port.steering.steer(processes[2].pid)
+    for one in (processes[3], processes[0], processes[1]):
+        port.end(one)
+        port.start().kill()
+    port.start()
+    assert {meet(port.address) for _ in range(100)} == {processes[2].name}
+
+
+def test_nobody_hears_of_it_but_who_is_knocked_at(port: Port) -> None:
+    """Joining is silent; a knock is one empty connection, of the one that is meant."""
     first = port.join()
     link = port.link()
-    before = int(ask(link, b"came?"))
     for _ in range(3):
         port.steering.knock(port.join().pid)
-    assert int(ask(link, b"came?")) == before
+    assert ask(link, b"came?") == b"1"
     port.steering.knock(first.pid)
-    until(lambda: int(ask(link, b"came?")) == before + 1)
+    until(lambda: ask(link, b"came?") == b"2")
+    newest = port.join()
+    port.steering.steer(newest.pid)
+    other = port.link()
+    assert ask(other, b"came?") == b"1"
+    assert ask(link, b"came?") == b"2"
 
 
 def test_connections_stay_where_they_are(port: Port) -> None:
@@ -223,8 +238,8 @@ def test_who_waited_in_vain_is_told(port: Port) -> None:
         new = port.join()
         port.steering.steer(new.pid)
         assert meet(port.address) == new.name
-        until(lambda: list(port.steering.waiting(old.pid).values()) == [3 + 2])  # and what the node knocked
-        assert port.end(old) == 3 + 2
+        assert list(port.steering.waiting(old.pid).values()) == [3]
+        assert port.end(old) == 3
         for link in links:
             with pytest.raises(ConnectionResetError):
                 link.recv(1)
@@ -237,9 +252,9 @@ def test_one_that_does_not_accept_is_seen(port: Port) -> None:
     deaf = port.start()
     deaf.signal(signal.SIGSTOP)
     port.steering.join(deaf.pid, port.ports)
-    assert list(port.steering.waiting(deaf.pid).values()) == [1]
+    assert list(port.steering.waiting(deaf.pid).values()) == [0]
     port.steering.knock(deaf.pid)
-    assert list(port.steering.waiting(deaf.pid).values()) == [2]
+    assert list(port.steering.waiting(deaf.pid).values()) == [1]
     deaf.signal(signal.SIGCONT)
     until(lambda: list(port.steering.waiting(deaf.pid).values()) == [0])
 
