@@ -10,19 +10,14 @@ Linux only, blocking.
 from __future__ import annotations
 
 import ctypes
-import os
-import select
 import socket
 import struct
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 # Of include/uapi/asm-generic/socket.h.
-_SO_ATTACH_FILTER = 26
 _SO_ATTACH_REUSEPORT_CBPF, _SO_DETACH_REUSEPORT_BPF = 51, 68
-_SO_MEMINFO, _MEMINFO, _DROPPED = 55, struct.Struct("9I"), 8
 _SO_BINDTOIFINDEX = 62
 # What Python does not name: Linux' own option of IPv6 sockets, and where a listener's tcp_info has its accept queue.
 _IPV6_V6ONLY = 26
@@ -30,6 +25,8 @@ _QUEUE, _QUEUE_AT, _TCP_INFO_SIZE = struct.Struct("=I"), 24, 104
 
 # Where our own connections come from, so that they can be told apart in what a core writes.
 KNOCKER = "127.84.88.78"
+# Closed with it, a connection is reset (SO_LINGER).
+RESET = struct.pack("ii", 1, 0)
 # The index that no socket of a group has.
 NOBODY = 0xFFFFFFFF
 # Seconds for an answer over the loopback, which takes some microseconds.
@@ -37,6 +34,8 @@ _PATIENCE = 1.0
 # The largest segment that a listener we look for says it takes (TCP_MAXSEG), and no other does: a client that meets it
 # meanwhile loses 1 % of an Ethernet frame. And what is read where nobody has set one, which zero restores.
 _MARK, _UNSET = 1439, 536
+# What of each segment the time that is written into it takes.
+_TIMESTAMPS = 12
 # Packets of the loopback come from the interface that is the first in every network namespace.
 _LOOPBACK = 1
 
@@ -44,25 +43,6 @@ _LOOPBACK = 1
 Instruction = tuple[int, int, int, int]
 _LOAD_WORD, _LOAD_HALF, _LOAD_BYTE, _GO, _GO_IF_EQUAL, _RETURN = 0x20, 0x28, 0x30, 0x05, 0x15, 0x06
 _IP_HEADER, _INTERFACE = 0xFFF00000, 0xFFFFF000 + 8
-
-
-def _filter(marked: int, unmarked: int) -> list[Instruction]:
-    """How much is heard of the two kinds of answers to a connect, which have SYN and ACK in the TCP header's byte 13.
-
-    Behind 20 bytes come the options, the largest segment first. What is not heard the kernel counts as dropped.
-    """
-    return [
-        (_LOAD_BYTE, 0, 0, 13),
-        (_GO_IF_EQUAL, 0, 3, 0x12),
-        (_LOAD_HALF, 0, 0, 22),
-        (_GO_IF_EQUAL, 0, 2, _MARK),
-        (_RETURN, 0, 0, marked),
-        (_RETURN, 0, 0, NOBODY),
-        (_RETURN, 0, 0, unmarked),
-    ]
-
-
-_HEARD, _UNHEARD = _filter(NOBODY, 0), _filter(0, NOBODY)
 
 
 class Address(NamedTuple):
@@ -87,7 +67,7 @@ def address_of(one: socket.socket) -> Address:
 
 def pick(member: socket.socket, index: int) -> None:
     """Have all new connections of the group given to one of it. Raises `OSError`."""
-    _attach(member, _SO_ATTACH_REUSEPORT_CBPF, [(_RETURN, 0, 0, index)])
+    _attach(member, [(_RETURN, 0, 0, index)])
 
 
 def pick_by_hash(member: socket.socket) -> None:
@@ -106,50 +86,35 @@ def waiting(listener: socket.socket) -> int:
 def is_at(listener: socket.socket, index: int, others: int) -> bool:
     """Whether this one of a group has this index; new connections go to `others` meanwhile, and later.
 
-    It is asked by a connection of our own. If it has, the handshake is left half-way, of which its process does not
-    hear; who else has the index, gets a connection that is over at once. Any may be found at an index out of range.
+    It is asked by a connection of our own. If it has, its process does not hear of that; who else has the index, gets a
+    connection that is over at once. Any may be found at an index out of range.
     Raises `OSError`, `TimeoutError` among them if nobody answers.
     """
-    return not _reaches(listener, index, others, _UNHEARD)
+    # A connection that nothing is said on is not handed to the process; reset, it is forgotten. Clients speak first.
+    was = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 1)
+    try:
+        return knock(listener, index, others)
+    finally:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, was)
 
 
 def knock(listener: socket.socket, index: int, others: int) -> bool:
-    """The same, but its process gets the connection, and nobody else. It comes from `KNOCKER`, but for IPv6 alone."""
-    return _reaches(listener, index, others, _HEARD)
-
-
-def _reaches(listener: socket.socket, index: int, others: int, heard: Sequence[Instruction]) -> bool:
-    """Whether a connection to this index comes about; False as soon as an answer to it was not heard."""
+    """The same, but its process gets the connection, which comes from `KNOCKER`, unless it is for IPv6 alone."""
     was = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
     source, target = _way(listener)
     with socket.socket(listener.family, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        probe.settimeout(_PATIENCE)
         probe.bind(source)
-        _attach(probe, _SO_ATTACH_FILTER, heard)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _MARK)
         try:
-            _attach(listener, _SO_ATTACH_REUSEPORT_CBPF, _by_source(probe.getsockname()[1], index, others))
-            with suppress(BlockingIOError):
-                probe.connect(target)
-            return _comes_about(probe)
+            _attach(listener, _by_source(probe.getsockname()[1], index, others))
+            probe.connect(target)
+            return probe.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) in (_MARK, _MARK - _TIMESTAMPS)
         finally:
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 0 if was == _UNSET else was)
             pick(listener, others)
-
-
-def _comes_about(probe: socket.socket) -> bool:
-    poll, deadline = select.poll(), time.monotonic() + _PATIENCE
-    poll.register(probe, select.POLLOUT)
-    while not poll.poll(0):
-        if _MEMINFO.unpack(probe.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO.size))[_DROPPED]:
-            return False
-        if time.monotonic() > deadline:
-            raise TimeoutError("nobody answers on the loopback")
-        time.sleep(0.0001)
-    error = probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    if error:
-        raise OSError(error, os.strerror(error))
-    return True
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 0 if was == _UNSET else was)
 
 
 def _way(listener: socket.socket) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -182,6 +147,7 @@ def _by_source(port: int, index: int, others: int) -> list[Instruction]:
     ]
 
 
-def _attach(one: socket.socket, option: int, program: Sequence[Instruction]) -> None:
+def _attach(member: socket.socket, program: Sequence[Instruction]) -> None:
     code = ctypes.create_string_buffer(b"".join(struct.pack("@HBBI", *instruction) for instruction in program))
-    one.setsockopt(socket.SOL_SOCKET, option, struct.pack("@HP", len(program), ctypes.addressof(code)))
+    value = struct.pack("@HP", len(program), ctypes.addressof(code))
+    member.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, value)

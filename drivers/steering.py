@@ -8,17 +8,13 @@ but by us, and a process that ends leaves a gap only where that moves nobody who
 from __future__ import annotations
 
 import socket
-import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from drivers.listeners import Survey, look
-from drivers.reuseport import NOBODY, Address, address_of, is_at, knock, pick, pick_by_hash, waiting
+from drivers.reuseport import NOBODY, RESET, Address, address_of, is_at, knock, pick, pick_by_hash, waiting
 from drivers.sockets import Ports
-
-# Closed so, a connection is reset.
-_RESET = struct.pack("ii", 1, 0)
 
 
 class Unsteerable(Exception):
@@ -216,6 +212,6 @@ def _empty(listener: socket.socket) -> int:
         while True:
             connection, _ = listener.accept()
             with connection:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             count += 1
     return count
