@@ -19,14 +19,16 @@ from typing import Any, NamedTuple
 # Of include/uapi/asm-generic/socket.h.
 _SO_ATTACH_REUSEPORT_CBPF, _SO_DETACH_REUSEPORT_BPF = 51, 68
 _SO_BINDTOIFINDEX = 62
-# What Python does not name: Linux' own option of IPv6 sockets, and where a listener's tcp_info has its accept queue.
-_IPV6_V6ONLY = 26
+# What Python does not name: Linux' own options of sockets, and where a listener's tcp_info has its accept queue.
+_IPV6_V6ONLY, _IPV6_MINHOPCOUNT, _IP_MINTTL = 26, 73, 21
 _QUEUE, _QUEUE_AT, _TCP_INFO_SIZE = struct.Struct("=I"), 24, 104
 
 # Where our own connections come from, so that they can be told apart in what a core writes.
 KNOCKER = "127.84.88.78"
 # Closed with it, a connection is reset (SO_LINGER).
 RESET = struct.pack("ii", 1, 0)
+# More hops than any packet has left that came by a router, and than nearly all of this machine's own have.
+_TOO_MANY_HOPS = 255
 # The index that no socket of a group has.
 NOBODY = 0xFFFFFFFF
 # Seconds for an answer over the loopback, which takes some microseconds.
@@ -81,6 +83,14 @@ def waiting(listener: socket.socket) -> int:
     info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_SIZE)
     (queue,) = _QUEUE.unpack_from(info, _QUEUE_AT)
     return int(queue)
+
+
+def deafen(listener: socket.socket, deaf: bool = True) -> None:
+    """Have the kernel drop who knocks, or no more: whoever does knocks again a second later. It takes no capability."""
+    least = _TOO_MANY_HOPS if deaf else 0
+    listener.setsockopt(socket.IPPROTO_IP, _IP_MINTTL, least)
+    if listener.family == socket.AF_INET6:
+        listener.setsockopt(socket.IPPROTO_IPV6, _IPV6_MINHOPCOUNT, least)
 
 
 def is_at(listener: socket.socket, index: int, others: int) -> bool:

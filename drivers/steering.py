@@ -8,12 +8,23 @@ but by us, and a process that ends leaves a gap only where that moves nobody who
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from drivers.listeners import Survey, look
-from drivers.reuseport import NOBODY, RESET, Address, address_of, is_at, knock, pick, pick_by_hash, waiting
+from drivers.reuseport import (
+    NOBODY,
+    RESET,
+    Address,
+    address_of,
+    deafen,
+    is_at,
+    knock,
+    pick,
+    pick_by_hash,
+    waiting,
+)
 from drivers.sockets import Ports
 
 
@@ -55,7 +66,7 @@ class _Group:
             reason = fault.strerror or str(fault)
             raise Unsteerable(f"{self.address} cannot be reached by the node itself: {reason}") from fault
         if not found:
-            raise Unsteerable(f"another process, too, listens on {self.address}")
+            raise Unsteerable(f"another process, too, listens on port {self.address.port}")
 
     def begin(self) -> None:
         """Make sure that the first one is alone, and keep those who come from being given connections."""
@@ -78,6 +89,7 @@ class _Group:
         """Who was connected to it and not accepted has to be told, by a reset. Returns how many."""
         member = self.members[index]
         member.alive = False
+        deafen(member.listener)
         lost = _empty(member.listener)
         heirs = [place for place, other in enumerate(self.members) if other.alive]
         if index == self.current and heirs:
@@ -94,6 +106,19 @@ class _Group:
             if self.current == last and self.members[last].alive and last > 1:
                 return
             self._close(dead[-1])
+
+    def release(self, *, by_hash: bool = False) -> None:
+        """Let go of all of them. One who is alone then has index zero, and keeps it when another one comes."""
+        alive = [member for member in self.members if member.alive]
+        for member in self.members:
+            if not member.alive:
+                member.listener.close()
+        if alive and by_hash:
+            pick_by_hash(alive[0].listener)
+        elif len(alive) == 1:
+            pick(alive[0].listener, 0)
+        for member in alive:
+            member.listener.close()
 
     def _close(self, index: int) -> None:
         """As the kernel does it: the last one moves into the gap."""
@@ -164,6 +189,12 @@ class Steering:
         """Addresses on which others listen and this process does not: what goes there cannot be led to it."""
         return frozenset(self._groups) - {group.address for group, _ in self._of(pid)}
 
+    def deafen(self, addresses: Collection[Address], deaf: bool = True) -> None:
+        """Have the kernel drop who knocks at these addresses, or no more. Connections that are there go on."""
+        for address in addresses:
+            for member in self._groups[address].members:
+                deafen(member.listener, deaf)
+
     def leave(self, pid: int) -> int:
         """A process has ended: what it was given goes to the newest of the others.
 
@@ -179,15 +210,14 @@ class Steering:
     def close(self) -> None:
         """Let go of everything. One process that is left gets all connections, of more of them the kernel picks."""
         for group in self._groups.values():
-            for member in group.members:
-                member.listener.close()
+            group.release()
         self._groups.clear()
 
     def detach(self) -> None:
         """Have new connections spread over all who listen, as if nobody had steered, and let go of everything."""
         for group in self._groups.values():
-            pick_by_hash(group.listener)
-        self.close()
+            group.release(by_hash=True)
+        self._groups.clear()
 
     def _of(self, pid: int) -> Iterator[tuple[_Group, int]]:
         for group in self._groups.values():

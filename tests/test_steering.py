@@ -290,6 +290,14 @@ def test_addresses_that_come_and_go() -> None:
             assert [meet((HOST, number)) for number in (common, gone, added)] == ["b", "a", "b"]
             assert {address.port for address in steering.missing(new.pid)} == {gone}
             assert {address.port for address in steering.missing(old.pid)} == {added}
+            with socket.create_connection((HOST, gone)) as link:
+                assert ask(link, b"x")
+                steering.deafen(steering.missing(new.pid))
+                with pytest.raises(TimeoutError):
+                    meet((HOST, gone), 0.2)
+                assert ask(link, b"x")
+            steering.deafen(steering.missing(new.pid), False)
+            assert meet((HOST, gone)) == "a"
             old.kill()
             steering.leave(old.pid)
             assert steering.missing(new.pid) == frozenset()
@@ -343,6 +351,7 @@ def test_let_go_of_and_taken_up_again(port: Port) -> None:
         port.end(second)
         visitors.more(50)
         port.steering.close()
+        port.start().kill()
         visitors.more(50)
         port.steering.join(third.pid, port.ports)
         last = port.join()
@@ -371,7 +380,7 @@ def test_a_stranger_on_the_port(port: Port) -> None:
     old = port.join()
     stranger = port.start()
     new = port.start()
-    with pytest.raises(Unsteerable, match=f"another process, too, listens on {HOST}:{port.number}"):
+    with pytest.raises(Unsteerable, match=f"another process, too, listens on port {port.number}"):
         port.steering.join(new.pid, port.ports)
     assert {meet(port.address) for _ in range(50)} == {old.name}
     port.end(new)
