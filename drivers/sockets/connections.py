@@ -78,7 +78,7 @@ def hang_up(pid: int, ports: Ports) -> None:
     """
     for duplicate, _ in _connections(pid):
         with socket.socket(fileno=os.dup(duplicate)) as connection:
-            if connection.type == socket.SOCK_STREAM and _at(connection.getsockname()[1], ports):
+            if connection.type == socket.SOCK_STREAM and at(connection.getsockname()[1], ports):
                 with suppress(OSError):  # it ended by itself meanwhile
                     connection.shutdown(socket.SHUT_RDWR)
 
@@ -93,9 +93,9 @@ def deafen(pid: int, ports: Ports) -> None:
 
     With luck by then another process has the port. A closed listener would have had him refused.
     """
-    for duplicate in _sockets(pid):
+    for duplicate in duplicates(pid):
         with socket.socket(fileno=os.dup(duplicate)) as one:
-            if _listens(one) and _at(one.getsockname()[1], ports):
+            if listens(one) and at(one.getsockname()[1], ports):
                 one.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _DROP_ALL)
 
 
@@ -106,25 +106,26 @@ def run_dry(pid: int, spared: Ports) -> None:
     """
     for duplicate, _ in _connections(pid):
         with socket.socket(fileno=os.dup(duplicate)) as one:
-            if one.type == socket.SOCK_STREAM and not _at(one.getsockname()[1], spared):
+            if one.type == socket.SOCK_STREAM and not at(one.getsockname()[1], spared):
                 with suppress(OSError):  # it ended by itself meanwhile
                     one.shutdown(socket.SHUT_RD)
 
 
-def _listens(one: socket.socket) -> bool:
+def listens(one: socket.socket) -> bool:
+    """Whether it takes TCP connections by IP."""
     internet = one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM
     return internet and bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _connections(pid: int) -> Iterator[tuple[int, Endpoint]]:
     """A duplicate of each connected socket, open until the next is asked for, and its peer."""
-    for duplicate in _sockets(pid):
+    for duplicate in duplicates(pid):
         peer = _peer(duplicate)
         if peer is not None:
             yield duplicate, peer
 
 
-def _sockets(pid: int) -> Iterator[int]:
+def duplicates(pid: int) -> Iterator[int]:
     """A duplicate of each socket, open until the next is asked for."""
     try:
         process, names = os.pidfd_open(pid), os.open(f"/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY)
@@ -193,7 +194,7 @@ def _end(descriptor: int, ports: Ports) -> bool:
     would live on. A connect to no address resets (tcp_disconnect in the kernel's net/ipv4/tcp.c).
     """
     with socket.socket(fileno=os.dup(descriptor)) as connection:
-        if connection.type != socket.SOCK_STREAM or not _at(connection.getsockname()[1], ports):
+        if connection.type != socket.SOCK_STREAM or not at(connection.getsockname()[1], ports):
             return False
         if _LIBC.connect(descriptor, _NOWHERE, len(_NOWHERE)):
             with suppress(OSError):  # it ended by itself meanwhile
@@ -201,5 +202,5 @@ def _end(descriptor: int, ports: Ports) -> bool:
         return True
 
 
-def _at(port: int, ports: Ports) -> bool:
+def at(port: int, ports: Ports) -> bool:
     return any(port in some for some in ports)

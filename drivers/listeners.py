@@ -1,0 +1,81 @@
+"""What a process listens on, and whether another one could take over from it. Linux only, blocking."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from drivers.reuseport import Address, address_of
+from drivers.sockets import Ports, Unreachable, at, duplicates, listens
+
+_MPTCP = 262
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a process has open at some ports, and why another one could not take over from it, in words."""
+
+    tcp: frozenset[Address]
+    udp: frozenset[Address]
+    # Sockets in the file system that it listens on, whatever for.
+    paths: frozenset[str]
+    obstacles: tuple[str, ...]
+
+
+def survey(pid: int, ports: Ports) -> Survey:
+    """What the process has open at these ports. One that is gone has nothing."""
+    seen, listeners = look(pid, ports)
+    for listener in listeners:
+        listener.close()
+    return seen
+
+
+def look(pid: int, ports: Ports) -> tuple[Survey, list[socket.socket]]:
+    """The same, and duplicates of the TCP listeners, which are the caller's."""
+    listeners: list[socket.socket] = []
+    udp: set[Address] = set()
+    paths: set[str] = set()
+    obstacles: list[str] = []
+    try:
+        for duplicate in duplicates(pid):
+            one = socket.socket(fileno=os.dup(duplicate))
+            if listens(one) and at(one.getsockname()[1], ports):
+                obstacles += _obstacles(one)
+                listeners.append(one)
+                continue
+            with one:
+                if one.family == socket.AF_UNIX and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    paths.add(os.fsdecode(one.getsockname()))
+                elif _takes_datagrams(one) and at(one.getsockname()[1], ports):
+                    udp.add(address_of(one))
+                    obstacles += _obstacles(one)
+    except Unreachable as fault:
+        obstacles.append(
+            f"the node may not have duplicates of the core's sockets ({fault.__cause__}): it must be allowed "
+            "pidfd_open and pidfd_getfd, and the core's executable must be readable by the node's user (mode 0755)"
+        )
+    tcp = [address_of(listener) for listener in listeners]
+    obstacles += [f"the core listens on {address} more than once" for address in set(tcp) if tcp.count(address) > 1]
+    return Survey(frozenset(tcp), frozenset(udp), frozenset(paths), tuple(sorted(set(obstacles)))), listeners
+
+
+def _takes_datagrams(one: socket.socket) -> bool:
+    if one.family not in (socket.AF_INET, socket.AF_INET6) or one.type != socket.SOCK_DGRAM:
+        return False
+    with suppress(OSError):
+        one.getpeername()
+        return False
+    return True
+
+
+def _obstacles(one: socket.socket) -> Iterator[str]:
+    """What would keep another process of ours from joining this one's address."""
+    if not one.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT):
+        yield f"{address_of(one)} is not open to a second process (its socket lacks SO_REUSEPORT)"
+    if one.proto == _MPTCP:
+        yield f"{address_of(one)} speaks Multipath TCP, which the kernel does not steer"
+    if os.fstat(one.fileno()).st_uid != os.geteuid():
+        yield f"{address_of(one)} belongs to another user"

@@ -1,0 +1,175 @@
+"""Small processes that share a port as runs of a core do, and clients who come all the time and say whom they met."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+# Listens at the addresses that are named, says so, greets everybody with its name, and echoes; counts who came.
+PROGRAM = """
+import select, socket, sys
+name, reuse, *addresses = sys.argv[1:]
+listeners = []
+for address in addresses:
+    host, port = address.rsplit("|", 1)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    one = socket.socket(family)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(reuse))
+    if family == socket.AF_INET6:
+        one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    one.bind((host, int(port)))
+    one.listen(1024)
+    one.setblocking(False)
+    listeners.append(one)
+print("listens", flush=True)
+poll = select.epoll()
+for one in listeners:
+    poll.register(one, select.EPOLLIN)
+links, came = {}, 0
+while True:
+    for number, _ in poll.poll():
+        try:
+            if number in links:
+                data = links[number].recv(64)
+                if data == b"came?":
+                    data = str(came).encode()
+                if not data:
+                    raise ConnectionError
+                links[number].send(data)
+                continue
+            [listener] = [one for one in listeners if one.fileno() == number]
+            link, _ = listener.accept()
+            came += 1
+            number = link.fileno()
+            links[number] = link
+            poll.register(link, select.EPOLLIN)
+            link.send(name.encode())
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            links.pop(number).close()
+"""
+_RESET = struct.pack("ii", 1, 0)
+
+
+class Greeter:
+    """One of them, running inside its `with` block. `name` is one letter; it listens when this is made."""
+
+    def __init__(self, name: str, addresses: Sequence[tuple[str, int]], *, reuse: bool = True) -> None:
+        self.name = name
+        where = [f"{host}|{port}" for host, port in addresses]
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", PROGRAM, name, str(int(reuse)), *where], stdout=subprocess.PIPE
+        )
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != b"listens\n":
+            self.kill()
+            raise AssertionError(f"{name} does not listen on {where}")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """Ends it and waits until it is gone."""
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+
+def meet(address: tuple[str, int], timeout: float = 5.0) -> str:
+    """Connect, and say who is there. Leaves no trace in the kernel (TIME_WAIT)."""
+    with socket.create_connection(address, timeout=timeout) as link:
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        return link.recv(1).decode()
+
+
+def ask(link: socket.socket, question: bytes) -> bytes:
+    """What comes back from a greeter on this connection; nothing if it is over."""
+    try:
+        link.sendall(question)
+        return link.recv(64)
+    except OSError:
+        return b""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """Whom a client met, or why nobody, and between which moments."""
+
+    begin: float
+    end: float
+    met: str
+
+
+class Visitors:
+    """Clients in threads who connect, one connection after the other, inside the `with` block."""
+
+    def __init__(self, addresses: Sequence[tuple[str, int]], pause: float = 0.001) -> None:
+        self.visits: list[Visit] = []
+        self._over = threading.Event()
+        self._pause = pause
+        self._threads = [threading.Thread(target=self._visit, args=(address,)) for address in addresses]
+
+    @property
+    def failed(self) -> list[Visit]:
+        return [visit for visit in self.visits if len(visit.met) != 1]
+
+    def strays(self, name: str, since: float, until: float) -> list[Visit]:
+        """Who came and left in this time and met somebody else."""
+        return [visit for visit in self.visits if since <= visit.begin and visit.end <= until and visit.met != name]
+
+    def until(self, enough: Callable[[int], bool]) -> None:
+        """Wait for so many visits."""
+        deadline = time.monotonic() + 30
+        while not enough(len(self.visits)):
+            assert time.monotonic() < deadline, f"{len(self.visits)} visits in 30 s"
+            time.sleep(0.005)
+
+    def more(self, count: int) -> None:
+        """Wait for this many more."""
+        goal = len(self.visits) + count
+        self.until(lambda visits: visits >= goal)
+
+    def _visit(self, address: tuple[str, int]) -> None:
+        while not self._over.wait(self._pause):
+            begin = time.monotonic()
+            try:
+                met = meet(address)
+            except OSError as error:
+                met = f"{type(error).__name__}: {error}"
+            self.visits.append(Visit(begin, time.monotonic(), met or "nobody"))
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        with suppress(RuntimeError):  # it was not started
+            for thread in self._threads:
+                thread.join()

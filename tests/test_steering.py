@@ -1,0 +1,477 @@
+"""New connections led from one process to another: nobody fails, and everybody meets whom they are led to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from drivers.listeners import survey
+from drivers.sockets import Ports, peers
+from drivers.steering import Steering, Unsteerable
+from tests.harness.ports import free_port
+from tests.harness.steered import Greeter, Visitors, ask, meet
+from tests.harness.wait import until
+
+HOST = "127.0.0.1"
+NAMES = "abcdefghijklmnopqrstuvwxyz"
+
+
+def only(port: int) -> Ports:
+    return [range(port, port + 1)]
+
+
+def host_of(listening: str) -> str:
+    """Where one who listens there is met."""
+    return {"0.0.0.0": HOST, "::": "::1"}.get(listening, listening)
+
+
+class Port:
+    """A port, the processes on it, and the steering that is tested."""
+
+    def __init__(self, hosts: Sequence[str] = (HOST,)) -> None:
+        self.number = free_port()
+        self.ports = only(self.number)
+        self.listening = [(host, self.number) for host in hosts]
+        self.address = (host_of(hosts[0]), self.number)
+        self.steering = Steering()
+        self._stack = ExitStack()
+        self._names = iter(NAMES * 10)
+
+    def start(self) -> Greeter:
+        return self._stack.enter_context(Greeter(next(self._names), self.listening))
+
+    def join(self) -> Greeter:
+        """One more that is taken up."""
+        new = self.start()
+        self.steering.join(new.pid, self.ports)
+        return new
+
+    def link(self) -> socket.socket:
+        """A connection that stays, by its greeter's word."""
+        link = self._stack.enter_context(socket.create_connection(self.address, timeout=5))
+        link.recv(1)
+        return link
+
+    def rest(self, one: Greeter) -> None:
+        """Wait until a process has no connections."""
+        until(lambda: not any(self.steering.waiting(one.pid).values()) and not peers(one.pid), what="no connections")
+
+    def end(self, one: Greeter) -> int:
+        one.kill()
+        return self.steering.leave(one.pid)
+
+    def __enter__(self) -> Port:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        self.steering.close()
+
+
+@pytest.fixture
+def port() -> Iterator[Port]:
+    with Port() as made:
+        yield made
+
+
+# Whom they meet
+
+# What happens to processes: one comes, new connections are led to one of them, or one ends; which, counted in the order
+# in which they came.
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["join", "join", "steer", "end", "end"]), st.integers(0, 9)), min_size=8, max_size=12
+)
+
+
+@settings(max_examples=5, deadline=None)
+@given(STEPS)
+def test_whatever_comes_and_goes(steps: list[tuple[str, int]]) -> None:
+    """Two to five processes in any order: nobody fails, and all meet the one to whom connections are led."""
+    with Port() as port:
+        alive = [port.join()]
+        current = alive[0]
+        with Visitors([port.address] * 2) as visitors:
+            since = time.monotonic()
+            for step, which in [("join", 0), *steps]:
+                one = alive[which % len(alive)]
+                if step == "join" and len(alive) < 5:
+                    alive.append(port.join())
+                elif step == "steer":
+                    assert visitors.strays(current.name, since, time.monotonic()) == []
+                    port.steering.steer(one.pid)
+                    current, since = one, time.monotonic()
+                elif step == "end" and one is not current:
+                    port.rest(one)
+                    alive.remove(one)
+                    port.end(one)
+                visitors.more(10)
+            assert visitors.strays(current.name, since, time.monotonic()) == []
+            for one in [one for one in alive if one is not current]:
+                port.rest(one)
+                port.end(one)
+                visitors.more(10)
+        assert visitors.failed == []
+        assert visitors.strays(current.name, since, time.monotonic()) == []
+
+
+@pytest.mark.parametrize(
+    ("hosts", "reached"),
+    [
+        (["127.0.0.1"], ["127.0.0.1"]),
+        (["0.0.0.0"], ["127.0.0.1"]),
+        (["::1"], ["::1"]),
+        (["::"], ["127.0.0.1", "::1"]),
+        (["127.0.0.1", "::1"], ["127.0.0.1", "::1"]),
+    ],
+    ids=lambda hosts: " ".join(hosts),
+)
+def test_thousands_of_connections_over_many_generations(hosts: list[str], reached: list[str]) -> None:
+    """Each generation takes over from the one before, as cores do: 0 of all new connections fail, none goes astray."""
+    with Port(hosts) as port, ExitStack() as stack:
+        old = port.join()
+        link = port.link()
+        visitors = stack.enter_context(Visitors([(host, port.number) for host in reached] * 2, 0.0005))
+        for _ in range(6):
+            new = port.join()
+            visitors.more(30)
+            port.steering.steer(new.pid)
+            since = time.monotonic()
+            visitors.more(100)
+            assert visitors.strays(new.name, since, time.monotonic()) == []
+            assert ask(link, b"x") == b"x"
+            link.close()
+            port.rest(old)
+            link = port.link()
+            port.end(old)
+            visitors.more(60)
+            assert visitors.strays(new.name, since, time.monotonic()) == []
+            old = new
+        assert len(visitors.visits) > 1000
+        assert visitors.failed == []
+
+
+def test_who_joins_gets_nobody_until_it_is_led_to(port: Port) -> None:
+    """A process that joins is met by nobody but the node, which knocks once; then by all; and back."""
+    old = port.join()
+    new = port.join()
+    assert {meet(port.address) for _ in range(100)} == {old.name}
+    port.steering.steer(new.pid)
+    assert {meet(port.address) for _ in range(100)} == {new.name}
+    port.steering.steer(old.pid)
+    assert {meet(port.address) for _ in range(100)} == {old.name}
+    port.end(new)
+    assert {meet(port.address) for _ in range(100)} == {old.name}
+
+
+def test_who_has_not_joined_yet_gets_nobody(port: Port) -> None:
+    """From the moment it listens on, whichever one is alone by then, after others have come and gone."""
+    processes = [port.join() for _ in range(4)]
+    port.steering.steer(processes[2].pid)
+    for one in (processes[3], processes[0], processes[1]):
+        port.end(one)
+        port.start().kill()
+    port.start()
+    assert {meet(port.address) for _ in range(100)} == {processes[2].name}
+
+
+def test_nobody_hears_of_it_but_who_is_knocked_at(port: Port) -> None:
+    """Joining is silent; a knock is one empty connection, of the one that is meant."""
+    first = port.join()
+    link = port.link()
+    for _ in range(3):
+        port.steering.knock(port.join().pid)
+    assert ask(link, b"came?") == b"1"
+    port.steering.knock(first.pid)
+    until(lambda: ask(link, b"came?") == b"2")
+    newest = port.join()
+    port.steering.steer(newest.pid)
+    other = port.link()
+    assert ask(other, b"came?") == b"1"
+    assert ask(link, b"came?") == b"2"
+
+
+def test_connections_stay_where_they_are(port: Port) -> None:
+    """Whoever is connected stays so while others come, are led to, and go."""
+    processes = [port.join()]
+    links = [port.link()]
+    for _ in range(3):
+        processes.append(port.join())
+        port.steering.steer(processes[-1].pid)
+        links.append(port.link())
+    for one, link in zip(processes[:3], links[:3], strict=True):
+        assert all(ask(other, b"x") == b"x" for other in links[links.index(link) :])
+        port.end(one)
+    assert ask(links[-1], b"x") == b"x"
+
+
+def test_one_that_hangs_takes_nobody(port: Port) -> None:
+    """Of two that drain one is stopped and the other ends: not one connection goes to the stopped one by that."""
+    hung, other, new = port.join(), port.join(), port.join()
+    port.steering.steer(new.pid)
+    hung.signal(signal.SIGSTOP)
+    with Visitors([port.address] * 2) as visitors:
+        visitors.more(50)
+        port.end(other)
+        visitors.more(100)
+        assert port.end(hung) == 0
+        visitors.more(100)
+    assert {visit.met for visit in visitors.visits} == {new.name}
+
+
+def test_who_waited_in_vain_is_told(port: Port) -> None:
+    """What a stopped process has not accepted is seen, and reset when it has ended, not left hanging."""
+    old = port.join()
+    old.signal(signal.SIGSTOP)
+    with ExitStack() as stack:
+        links = [stack.enter_context(socket.create_connection(port.address, timeout=5)) for _ in range(3)]
+        new = port.join()
+        port.steering.steer(new.pid)
+        assert meet(port.address) == new.name
+        assert list(port.steering.waiting(old.pid).values()) == [3]
+        assert port.end(old) == 3
+        for link in links:
+            with pytest.raises(ConnectionResetError):
+                link.recv(1)
+    assert meet(port.address) == new.name
+
+
+def test_one_that_does_not_accept_is_seen(port: Port) -> None:
+    """A process that listens and does not accept keeps what is knocked; one that does has nothing waiting."""
+    port.join()
+    deaf = port.start()
+    deaf.signal(signal.SIGSTOP)
+    port.steering.join(deaf.pid, port.ports)
+    assert list(port.steering.waiting(deaf.pid).values()) == [0]
+    port.steering.knock(deaf.pid)
+    assert list(port.steering.waiting(deaf.pid).values()) == [1]
+    deaf.signal(signal.SIGCONT)
+    until(lambda: list(port.steering.waiting(deaf.pid).values()) == [0])
+
+
+def test_a_crash_leads_back(port: Port) -> None:
+    """When the one who takes all connections dies, those who come next meet the newest of the others."""
+    oldest, older, new = port.join(), port.join(), port.join()
+    port.steering.steer(new.pid)
+    port.end(new)
+    assert {meet(port.address) for _ in range(50)} == {older.name}
+    port.end(older)
+    assert {meet(port.address) for _ in range(50)} == {oldest.name}
+    port.end(oldest)
+    with pytest.raises(ConnectionRefusedError):
+        meet(port.address)
+    again = port.join()
+    assert meet(port.address) == again.name
+
+
+# Addresses
+
+
+def test_addresses_that_come_and_go() -> None:
+    """A new configuration has other ports: the common one is led over, the new one works, the old one is named."""
+    common, gone, added = (free_port() for _ in range(3))
+    ports = [*only(common), *only(gone), *only(added)]
+    with Greeter("a", [(HOST, common), (HOST, gone)]) as old:
+        steering = Steering()
+        steering.join(old.pid, ports)
+        with Greeter("b", [(HOST, common), (HOST, added)]) as new:
+            steering.join(new.pid, ports)
+            steering.steer(new.pid)
+            assert [meet((HOST, number)) for number in (common, gone, added)] == ["b", "a", "b"]
+            assert {address.port for address in steering.missing(new.pid)} == {gone}
+            assert {address.port for address in steering.missing(old.pid)} == {added}
+            with socket.create_connection((HOST, gone)) as link:
+                assert ask(link, b"x")
+                steering.deafen(steering.missing(new.pid))
+                with pytest.raises(TimeoutError):
+                    meet((HOST, gone), 0.2)
+                assert ask(link, b"x")
+            steering.deafen(steering.missing(new.pid), False)
+            assert meet((HOST, gone)) == "a"
+            old.kill()
+            steering.leave(old.pid)
+            assert steering.missing(new.pid) == frozenset()
+            with pytest.raises(ConnectionRefusedError):
+                meet((HOST, gone))
+            steering.close()
+
+
+def test_other_ports_are_left(port: Port) -> None:
+    """Of a process that listens on several ports only those that are named are looked at."""
+    other = free_port()
+    with Greeter("a", [(HOST, other), *port.listening]) as one:
+        seen = port.steering.join(one.pid, port.ports)
+        assert {address.port for address in seen.tcp} == {port.number}
+        assert survey(one.pid, [range(0)]).tcp == frozenset()
+
+
+def test_nothing_stays_open(port: Port) -> None:
+    """What was held is let go of: no descriptor is left, and no port."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with Port() as own:
+        for _ in range(3):
+            own.steering.steer(own.join().pid)
+        own.steering.knock(own.join().pid)
+        survey(port.start().pid, port.ports)
+    with pytest.raises(ConnectionRefusedError):
+        meet(own.address)
+    with Port() as own:
+        old, new = own.join(), own.join()
+        own.steering.steer(new.pid)
+        own.end(old)
+        own.end(new)
+        with pytest.raises(ConnectionRefusedError):
+            meet(own.address)
+    with Port() as own:
+        first = own.start()
+        own.start()
+        with pytest.raises(Unsteerable):
+            own.steering.join(first.pid, own.ports)
+        own.steering.close()
+        assert len({meet(own.address) for _ in range(200)}) == 2
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1  # that greeter's output
+
+
+def test_let_go_of_and_taken_up_again(port: Port) -> None:
+    """When all others have ended and everything is let go of, the one that is left goes on, and another can follow."""
+    first, second, third = port.join(), port.join(), port.join()
+    port.steering.steer(third.pid)
+    with Visitors([port.address]) as visitors:
+        port.end(first)
+        port.end(second)
+        visitors.more(50)
+        port.steering.close()
+        port.start().kill()
+        visitors.more(50)
+        port.steering.join(third.pid, port.ports)
+        last = port.join()
+        visitors.more(50)
+        assert {visit.met for visit in visitors.visits} == {third.name}
+        port.steering.steer(last.pid)
+        since = time.monotonic()
+        visitors.more(50)
+    assert visitors.failed == []
+    assert visitors.strays(last.name, since, time.monotonic()) == []
+
+
+def test_detached(port: Port) -> None:
+    """Without steering all who listen are met."""
+    names = {port.join().name for _ in range(3)}
+    assert len({meet(port.address) for _ in range(50)}) == 1
+    port.steering.detach()
+    assert {meet(port.address) for _ in range(200)} == names
+
+
+# Where it cannot be done
+
+
+def test_a_stranger_on_the_port(port: Port) -> None:
+    """Another process on the port is found out, whether it is there before or comes between two of ours."""
+    old = port.join()
+    stranger = port.start()
+    new = port.start()
+    with pytest.raises(Unsteerable, match=f"another process, too, listens on port {port.number}"):
+        port.steering.join(new.pid, port.ports)
+    assert {meet(port.address) for _ in range(50)} == {old.name}
+    port.end(new)
+    assert {meet(port.address) for _ in range(50)} == {old.name}
+    stranger.kill()
+    assert meet(port.address) == old.name
+
+
+def test_a_socket_that_is_not_shared(port: Port) -> None:
+    """A listener without SO_REUSEPORT is named."""
+    with Greeter("a", port.listening, reuse=False) as one:
+        [reason] = survey(one.pid, port.ports).obstacles
+        assert f"{HOST}:{port.number} is not open to a second process" in reason
+        with pytest.raises(Unsteerable, match="lacks SO_REUSEPORT"):
+            port.steering.join(one.pid, port.ports)
+
+
+def listening(kind: int = socket.SOCK_STREAM, protocol: int = 0, *, port: int) -> socket.socket:
+    one = socket.socket(socket.AF_INET, kind, protocol)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    one.bind((HOST, port))
+    if kind == socket.SOCK_STREAM:
+        one.listen()
+    return one
+
+
+def test_multipath(port: Port) -> None:
+    """A listener of Multipath TCP is named."""
+    with listening(protocol=262, port=port.number):
+        [reason] = survey(os.getpid(), port.ports).obstacles
+        assert "Multipath TCP" in reason
+
+
+def test_twice_the_same_address(port: Port) -> None:
+    """Two listeners of one process on one address: one of them would get nobody."""
+    with listening(port=port.number), listening(port=port.number):
+        [reason] = survey(os.getpid(), port.ports).obstacles
+        assert "more than once" in reason
+
+
+def test_datagrams_and_paths_are_told_apart(port: Port, tmp_path: Path) -> None:
+    """UDP ports and unix sockets are named beside TCP; connected datagram sockets and other ports are not."""
+    path = str(tmp_path / "a.sock")
+    with (
+        listening(socket.SOCK_DGRAM, port=port.number) as datagrams,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connected,
+        socket.socket(socket.AF_UNIX) as unix,
+        listening(port=port.number),
+    ):
+        connected.connect(datagrams.getsockname())
+        unix.bind(path)
+        unix.listen()
+        seen = survey(os.getpid(), [*port.ports, *only(connected.getsockname()[1])])
+        assert [address[:3] for address in seen.tcp] == [(socket.AF_INET, HOST, port.number)]
+        assert [address[:3] for address in seen.udp] == [(socket.AF_INET, HOST, port.number)]
+        assert path in seen.paths
+        assert seen.obstacles == ()
+
+
+def test_process_that_is_gone(port: Port) -> None:
+    """One that has ended listens on nothing, which is no error."""
+    with Greeter("a", port.listening) as one:
+        one.kill()
+        assert survey(one.pid, port.ports).tcp == frozenset()
+        assert port.steering.join(one.pid, port.ports).tcp == frozenset()
+        assert port.steering.leave(one.pid) == 0
+
+
+def test_refused_by_the_kernel() -> None:
+    """A process that may not have another's descriptors says so, with what the operator can do about it."""
+    drop = "os.setuid(65534)" if os.getuid() == 0 else ""
+    code = f"import os\nfrom drivers.listeners import survey\n{drop}\nprint(survey(1, [range(65536)]).obstacles)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pidfd_getfd" in done.stdout
+    assert "mode 0755" in done.stdout
+
+
+@contextmanager
+def full(port: Port) -> Iterator[socket.socket]:
+    """A listener here whose queue takes nobody any more."""
+    with ExitStack() as stack:
+        one = stack.enter_context(listening(port=port.number))
+        one.listen(0)
+        for _ in range(2):
+            knocking = stack.enter_context(socket.socket())
+            knocking.setblocking(False)
+            knocking.connect_ex(port.address)
+        yield one
+
+
+def test_one_that_does_not_answer(port: Port) -> None:
+    """A listener that the node itself does not get through to is named, after a while."""
+    with full(port), pytest.raises(Unsteerable, match=f"{HOST}:{port.number} cannot be reached by the node itself"):
+        port.steering.join(os.getpid(), port.ports)
