@@ -10,11 +10,12 @@ import ctypes
 import errno
 import os
 import socket
-import struct
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+
+from drivers.sockets import reuseport
 
 # Address (4 or 16 bytes) and port (2) as they travel; an IPv4-mapped IPv6 address is its IPv4 address.
 Endpoint = bytes
@@ -26,10 +27,6 @@ _PIDFD_GETFD = 438
 # A socket address of no family.
 _NOWHERE = bytes(16)
 _MAPPED = bytes(10) + b"\xff\xff"
-# A filter of one instruction, BPF_RET with 0 bytes (bpf(4), linux/filter.h): of every segment nothing is taken.
-_SO_ATTACH_FILTER = 26
-_DROP = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
-_DROP_ALL = struct.pack("@HP", 1, ctypes.addressof(_DROP))
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -96,7 +93,7 @@ def deafen(pid: int, ports: Ports) -> None:
     for duplicate in duplicates(pid):
         with socket.socket(fileno=os.dup(duplicate)) as one:
             if listens(one) and at(one.getsockname()[1], ports):
-                one.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _DROP_ALL)
+                reuseport.deafen(one)
 
 
 def run_dry(pid: int, spared: Ports) -> None:

@@ -198,3 +198,14 @@ def test_a_deaf_listener(server: Server) -> None:
         with pytest.raises(TimeoutError):
             socket.create_connection(link.getpeername()[:2], timeout=0.3)
         assert echoes(link)
+
+
+def test_a_deaf_listener_without_capabilities(server: Server) -> None:
+    """Under the unit the node may not attach filters to sockets (CAP_NET_ADMIN), and needs none."""
+    code = f"from drivers.sockets.connections import deafen; deafen({server.pid}, {server.ports!r})"
+    node = [sys.executable, "-c", code]
+    if os.getuid() == 0:
+        node = ["setpriv", "--inh-caps", "-net_admin", "--bounding-set", "-net_admin,-sys_admin", "--", *node]
+    subprocess.run(node, check=True, cwd=Path(__file__).parents[3])
+    with pytest.raises(TimeoutError):
+        socket.create_connection(("127.0.0.1", server.port), timeout=0.3)

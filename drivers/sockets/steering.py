@@ -1,8 +1,8 @@
 """Leads the new TCP connections of the addresses that several processes listen on to one of them. Linux only, blocking.
 
 Connections that a process has stay with it, and no process is told. The kernel knows who listens by their order
-(drivers.reuseport), which changes as they come and go. So a duplicate of each listener is held here: nothing changes
-but by us, and a process that ends leaves a gap only where that moves nobody who is given connections.
+(drivers.sockets.reuseport), which changes as they come and go. So a duplicate of each listener is held here: nothing
+changes but by us, and a process that ends leaves a gap only where that moves nobody who is given connections.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from drivers.listeners import Survey, look
-from drivers.reuseport import (
+from drivers.sockets.connections import Ports
+from drivers.sockets.listeners import Survey, look
+from drivers.sockets.reuseport import (
     NOBODY,
     RESET,
     Address,
@@ -25,7 +26,6 @@ from drivers.reuseport import (
     pick_by_hash,
     waiting,
 )
-from drivers.sockets import Ports
 
 
 class Unsteerable(Exception):

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from drivers.reuseport import Address, address_of
-from drivers.sockets import Ports, Unreachable, at, duplicates, listens
+from drivers.sockets.connections import Ports, Unreachable, at, duplicates, listens
+from drivers.sockets.reuseport import Address, address_of
 
 _MPTCP = 262
 

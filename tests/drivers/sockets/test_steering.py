@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drivers.listeners import survey
-from drivers.sockets import Ports, peers
-from drivers.steering import Steering, Unsteerable
+from drivers.sockets.connections import Ports, peers
+from drivers.sockets.listeners import survey
+from drivers.sockets.steering import Steering, Unsteerable
 from tests.harness.ports import free_port
 from tests.harness.steered import Greeter, Visitors, ask, meet
 from tests.harness.wait import until
@@ -452,7 +452,9 @@ def test_process_that_is_gone(port: Port) -> None:
 def test_refused_by_the_kernel() -> None:
     """A process that may not have another's descriptors says so, with what the operator can do about it."""
     drop = "os.setuid(65534)" if os.getuid() == 0 else ""
-    code = f"import os\nfrom drivers.listeners import survey\n{drop}\nprint(survey(1, [range(65536)]).obstacles)"
+    code = (
+        f"import os\nfrom drivers.sockets.listeners import survey\n{drop}\nprint(survey(1, [range(65536)]).obstacles)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pidfd_getfd" in done.stdout
     assert "mode 0755" in done.stdout
