@@ -156,9 +156,12 @@ def test_what_a_page_names_exists(page: Path) -> None:
         assert importlib.util.find_spec(module), f"{page.name} runs {module}"
 
 
-def test_every_module_is_in_the_architecture() -> None:
-    """A picture or a table of docs/architecture.md knows every module of the node."""
+def test_every_room_is_in_the_architecture() -> None:
+    """A picture or a table of docs/architecture.md knows every room, and every module of the hall."""
     architecture = text("docs/architecture.md")
+    rooms = {module.parent.relative_to(ROOT) for top in ("node", "drivers") for module in (ROOT / top).rglob("*.py")}
+    for room in rooms:
+        assert f"`{room}/`" in architecture, f"docs/architecture.md does not know {room}"
     for module in (ROOT / "node").glob("[a-z]*.py"):
         assert re.search(rf"\b{module.stem}\b", architecture), f"docs/architecture.md does not know {module.name}"
 
