@@ -15,17 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from node.contract.counters import Row, Scope
+from node.state.schema import Newer, require_known, upgrade
 
-# Raised with every change of the tables; `PRAGMA user_version` has it.
-SCHEMA = 1
-_TABLES = """
-CREATE TABLE backend (one INTEGER PRIMARY KEY CHECK (one = 1), request BLOB NOT NULL, left REAL);
-CREATE TABLE users (place INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, packed BLOB NOT NULL);
-CREATE TABLE traffic (
-    scope TEXT NOT NULL, key TEXT NOT NULL, name TEXT NOT NULL, uplink INTEGER NOT NULL, downlink INTEGER NOT NULL,
-    PRIMARY KEY (scope, key)
-) WITHOUT ROWID;
-"""
 _WAL_BYTES = 4 * 1024 * 1024
 
 
@@ -99,9 +90,10 @@ class Database:
             return None
         # With what is in the WAL if that can be had; else without.
         for mode in ("mode=ro", "immutable=1"):
-            with suppress(sqlite3.Error):
+            with suppress(sqlite3.Error, Newer):
                 uri = f"{self._path.absolute().as_uri()}?{mode}"
                 with closing(sqlite3.connect(uri, uri=True)) as connection:
+                    require_known(connection)
                     return _load(connection)
         return None
 
@@ -127,9 +119,11 @@ class Database:
         """What goes wrong, as the two kinds that matter: is the file to blame, or the disk (rights, room, locks)?"""
         try:
             yield
+        except Newer as fault:
+            raise Unwritable(str(fault)) from fault
         except (sqlite3.Error, OSError) as fault:
             if type(fault) is not sqlite3.DatabaseError:
-                raise Unwritable(str(fault)) from fault
+                raise Unwritable(f"{fault}; free the disk or mend its rights") from fault
             try:
                 aside = self._move_aside(fault)
             except OSError as refusal:
@@ -190,15 +184,11 @@ def _load(connection: sqlite3.Connection) -> Saved:
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
+    require_known(connection)  # before anything is written to it
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version == SCHEMA:
-        return
-    if version:
-        raise sqlite3.DatabaseError(f"it has schema {version}, this node writes {SCHEMA}")
-    connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
+    upgrade(connection)
 
 
 def _write_users(connection: sqlite3.Connection, users: Mapping[str, bytes | None]) -> None:

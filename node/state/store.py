@@ -181,7 +181,7 @@ class Store:
                 path=str(self._path),
                 fault=fault,
             )
-        self._fault = f"the state cannot be written to {self._path}: {fault}; free the disk or mend its rights"
+        self._fault = f"the state cannot be written to {self._path}: {fault}"
         self._changes = Changes()
         self._again = self._reactor.callLater(AGAIN, self._try_again)
 

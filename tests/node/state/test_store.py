@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,7 +21,8 @@ from twisted.trial.unittest import TestCase
 from node.backend.roster import changed_users
 from node.contract.counters import Row, Scope
 from node.state import store as store_module
-from node.state.database import SCHEMA, Changes, Damaged, Database, Saved, Unwritable
+from node.state.database import Changes, Damaged, Database, Saved, Unwritable
+from node.state.schema import STEPS, require_known, upgrade
 from node.state.store import Store
 
 ROW = Row(Scope.USER, "Ann", 1, 2)
@@ -155,12 +157,32 @@ def test_a_file_with_a_broken_page(file: Path) -> None:
 
 
 def test_a_file_of_a_newer_node(file: Path) -> None:
-    """A schema that this node does not know is not written over."""
-    with sqlite3.connect(file) as connection:
-        connection.execute(f"PRAGMA user_version = {SCHEMA + 1}")
-    with pytest.raises(Damaged, match=f"schema {SCHEMA + 1}"):
-        reopened(file)
-    assert list(file.parent.glob("state.db.damaged-*"))
+    """It is refused in words and left as it is, by a node that reads it and by one that would write."""
+    with closing(Database(file)) as database:
+        database.load()
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute(f"PRAGMA user_version = {len(STEPS) + 1}")
+    before = file.read_bytes()
+    for work in (Database(file).load, lambda: Database(file).write(Changes(request=b"x"))):
+        with pytest.raises(Unwritable, match="a newer node has written it"):
+            work()
+    assert Database(file).peek() is None
+    assert (file.read_bytes(), list(file.parent.glob("*damaged*"))) == (before, [])
+
+
+def test_a_file_of_an_older_node(file: Path) -> None:
+    """Its tables are brought up to date step by step, and what is in them stays; a step that fails leaves them."""
+    with closing(Database(file)) as database:
+        database.write(Changes(request=b"backend", users={"ann": b"ann"}))
+    more = ("ALTER TABLE users ADD COLUMN since REAL;", "CREATE TABLE limits (key TEXT PRIMARY KEY);")
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        with pytest.raises(sqlite3.Error):
+            upgrade(connection, (*STEPS, more[0] + "CREATE TABLE users (x);"))
+        connection.rollback()
+        assert require_known(connection) == len(STEPS)
+        upgrade(connection, (*STEPS, *more))
+        assert require_known(connection, (*STEPS, *more)) == len(STEPS) + 2
+        assert connection.execute("SELECT key, since FROM users").fetchall() == [("ann", None)]
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
