@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,8 +93,11 @@ async def run(
     """
     lines: list[str] = []
     process = CoreProcess(reactor, lines.extend)
-    source, sink = memory_file(stdin), memory_file(b"")
-    try:
+    with ExitStack() as files:
+        source = memory_file(stdin)
+        files.callback(os.close, source)
+        sink = memory_file(b"")
+        files.callback(os.close, sink)
         spawn(process, reactor, command, environment=environment, owner=owner, files={0: source, output: sink})
         late = reactor.callLater(seconds, process.signal, signal.SIGKILL)
         try:
@@ -107,16 +111,17 @@ async def run(
             if late.active():
                 late.cancel()
         return Done(ended.code, tuple(lines), os.pread(sink, os.fstat(sink).st_size, 0))
-    finally:
-        os.close(source)
-        os.close(sink)
 
 
 def memory_file(content: bytes) -> int:
     """A descriptor of an anonymous file, at its beginning: a child reads it without a pipe or a trace on disk."""
     descriptor = os.memfd_create("txnode", os.MFD_CLOEXEC)
-    view = memoryview(content)
-    while view:
-        view = view[os.write(descriptor, view) :]
-    os.lseek(descriptor, 0, os.SEEK_SET)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    except OSError:
+        os.close(descriptor)
+        raise
     return descriptor

@@ -112,23 +112,25 @@ class SingBox:
     ) -> tuple[SingBoxGeneration, list[Refusal]]:
         """Bring a configuration with these users into force: it is checked, then the old run ends and a new one begins.
 
-        A core that cannot be run with them runs without them again. Raises `CoreFailed` if not even that: whatever it
-        was, no core runs then.
+        A core that cannot be run with them runs again without any of them, and whoever leaves is out. Raises
+        `CoreFailed` if not even that: whatever it was, no core runs then.
         """
         before = generation.accounts
         target = apply(coming, before)
+        without = apply([change._replace(packed=None) for change in coming], before)
         executable = await self._installation.current()
         text = await self._render(generation.plan, _endpoint(executable, generation.plan), target)
         try:
             await self._run(executable, "check", stdin=text)
         except (InvalidConfig, CoreFailed) as fault:
-            return generation, _refusals(coming, fault.text)
+            return generation, _refusals(coming, before, fault.text)
         await self._end(generation, end)
         try:
             return await self._launch_again(generation.plan, target), []
         except CoreFailed as error:
             self.log.error("a core did not come up with changed users: {reason}", reason=error.text)
-            return await self._launch_again(generation.plan, before), _refusals(coming, error.text)
+            refused = _refusals(coming, {}, error.text)
+            return await self._launch_again(generation.plan, without), refused
 
     async def _end(self, generation: SingBoxGeneration, end: End) -> None:
         """Have the old core ended. Raises `CoreFailed`, and then it is gone all the same."""
@@ -235,7 +237,7 @@ def _cause(lines: Sequence[str]) -> str:
     return starting.last(fatal or [line for line in lines if line.strip()])
 
 
-def _refusals(changes: Sequence[Change], reason: str) -> list[Refusal]:
-    return [
-        Refusal(name_of(change.packed), f"{change.tag}: {reason}") for change in changes if change.packed is not None
-    ]
+def _refusals(changes: Sequence[Change], staying: Mapping[str, Accounts], reason: str) -> list[Refusal]:
+    """Of these nobody came in, and of those who are `staying` nobody left."""
+    entries = ((tag, packed or staying.get(tag, {}).get(key)) for tag, key, packed in changes)
+    return [Refusal(name_of(entry), f"{tag}: {reason}") for tag, entry in entries if entry is not None]

@@ -191,11 +191,14 @@ class SingBoxGeneration:
                 await self._host.aio.run(self._api.bar(left))
             await self._shut_out(left)
             refused = await self._let_in(coming)
-            if replaced:
-                # Who came in meanwhile by what is not valid any more.
-                await self._host.aio.run(self._api.bar((change.tag, change.key) for change in replaced))
-            admitted = [pair for change in coming if (pair := (change.tag, change.key)) not in refused]
-            await self._host.aio.run(self._api.admit(admitted))
+            try:
+                if replaced:
+                    # Who came in meanwhile by what is not valid any more.
+                    await self._host.aio.run(self._api.bar((change.tag, change.key) for change in replaced))
+            finally:
+                # Their accounts are in force by now: nobody would ask for them again.
+                admitted = [pair for change in coming if (pair := (change.tag, change.key)) not in refused]
+                await self._host.aio.run(self._api.admit(admitted))
         except ApiFailed as fault:
             raise CoreFailed(f"the core did not end connections of removed users: {fault}") from fault
         return list(refused.values())

@@ -15,6 +15,8 @@ from protos.sing_box_pb2 import Connection, ConnectionEvents
 CLOSED = 2
 # Closed connections that are remembered: the core repeats the last 1,000 when a stream begins.
 REMEMBERED = 10_000
+# Connections that a stream remembers beyond those that are open, before it forgets whose ends were left out.
+SPARE = 1_000
 
 
 @dataclass
@@ -36,6 +38,11 @@ class Tally:
         self.carried = self.ended = 0
         self._open: dict[str, _Known] = {}
         self._closed: dict[str, _Known] = {}
+
+    @property
+    def open_ids(self) -> Set[str]:
+        """The connections that are open, as far as is known."""
+        return self._open.keys()
 
     def see(self, id: str, connection: Connection | None, up: int, down: int, closed: bool) -> None:
         """A connection has carried so much by now, or more."""
@@ -108,3 +115,5 @@ class Stream:
         if message.reset:
             ended_ids = {event.id for event in message.events if event.connection.closed_at}
             self.tally.list({event.id for event in message.events} - ended_ids)
+        if len(self._sums) > 2 * len(self.tally.open_ids) + SPARE:
+            self._sums = {id: sums for id, sums in self._sums.items() if id in self.tally.open_ids}

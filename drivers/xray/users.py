@@ -86,8 +86,8 @@ class Users:
         if await self._host.aio.run(self._api.count_users(tag)) == len(accounts) and tag not in self._doubtful:
             return 0
         real = {key_of(user.email): user for user in await self._host.aio.run(self._api.list_users(tag))}
-        if accounts != before:
-            return 0  # users changed meanwhile: the next look tells
+        if self.accounts[tag] is not accounts or accounts != before:
+            return 0  # users changed meanwhile, or all of them with a swap: the next look tells
         self._doubtful.discard(tag)
         missing = accounts.keys() - real.keys()
         for key in missing:
@@ -195,7 +195,7 @@ class Users:
     async def _put_back(self, tag: str, changes: Sequence[Change], why: ApiFailed) -> Applied:
         """A swap failed: who stays gets in again. If that fails, too, nobody does, and they are left for a new run."""
         staying = apply([change._replace(packed=None) for change in changes], {tag: self.accounts[tag]})[tag]
-        wanted = self._connections.of(pair_of(change) for change in changes if self._has(change))
+        gone = [pair_of(change) for change in changes if self._has(change)]
         try:
             await self._put(tag, staying)
         except ApiFailed as fault:
@@ -203,7 +203,8 @@ class Users:
             self.accounts[tag] = {}
             coming = [change for change in changes if change.packed is not None]
             return Applied([], [*(Change(tag, key, packed) for key, packed in staying.items()), *coming])
-        await self._connections.end(wanted)
+        # Not before: while the inbound was not taken out they could come in.
+        await self._connections.end(self._connections.of(gone))
         return Applied(refusals(changes, str(why)), [])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -92,6 +93,26 @@ class Spawning(TestCase):
     async def says(self, line: str) -> None:
         while line not in self.lines:
             await deferLater(reactor, 0.005)
+
+
+def descriptors() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+class DescriptorTests(Spawning):
+    async def test_no_room_for_what_it_says(self) -> None:
+        """Where the machine has no descriptor left none is kept."""
+        before = descriptors()
+        made = [os.memfd_create("test"), OSError(errno.EMFILE, "Too many open files")]
+        with mock.patch.object(os, "memfd_create", side_effect=made), self.assertRaises(OSError):
+            await run(reactor, python(""), environment={}, owner=OWNER)
+        self.assertEqual(descriptors(), before)
+
+    def test_no_memory_for_what_it_reads(self) -> None:
+        before = descriptors()
+        with mock.patch.object(os, "write", side_effect=OSError(errno.ENOSPC, "full")), self.assertRaises(OSError):
+            memory_file(b"text")
+        self.assertEqual(descriptors(), before)
 
 
 class CoreProcessTests(Spawning):
@@ -295,7 +316,7 @@ SETPRIV = shutil.which("setpriv", path=os.defpath)
 either_leash = pytest.mark.parametrize("setpriv", [None, *([SETPRIV] if SETPRIV else [])])
 PARENT = """
 import os, sys, time
-from drivers.process.child import leashed
+from drivers.process.spawn import leashed
 command = [sys.executable, "-I", "-S", "-c", "import time; print('running', flush=True); time.sleep(60)"]
 command = leashed(command, *sys.argv[1:])
 print(os.posix_spawn(command[0], command, {}), flush=True)
@@ -421,7 +442,7 @@ def test_the_sweep_goes_by_the_directory(idle: list[subprocess.Popen[bytes]], tm
 
 def test_the_sweep_spares_itself(tmp_path: Path) -> None:
     """A node that was started in the environment of a core does not end itself."""
-    code = "import os, pathlib, sys; from drivers.process.child import sweep; print(sweep(pathlib.Path(sys.argv[1])))"
+    code = "import os, pathlib, sys; from drivers.process.orphans import sweep; print(sweep(pathlib.Path(sys.argv[1])))"
     argv = [sys.executable, "-c", code, str(tmp_path)]
     environment = {"PATH": os.defpath, MARK: mark(tmp_path)}
     done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import secrets
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from twisted.internet import reactor
@@ -13,15 +15,18 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.trial.unittest import TestCase
 
+from drivers.channel import ApiFailed
 from drivers.sing_box import generation
 from drivers.sing_box.accounts import stranger
 from drivers.sing_box.driver import SingBox
+from drivers.sing_box.fronts import Pair
 from drivers.sing_box.generation import SingBoxGeneration
 from drivers.sing_box.live import LiveFailed, LiveUsers, carried
 from node.aio import Aio
 from node.backend.roster import Roster
 from node.contract.accounts import Change
 from node.contract.driver import Generation, Host
+from node.errors import CoreFailed
 from node.logs import LogRing
 from tests.harness.sing_box import BUILDS, VLESS, Door, config, find_sing_box, shadowsocks_2022
 from tests.harness.users import TestUser
@@ -127,6 +132,51 @@ class DriverTests(TestCase):
         self.core = newest
         assert newest.accounts[TAG].keys() == {"anna", "new"}
         assert await newest.audit() == 0
+
+    async def test_who_gets_in_is_let_in(self) -> None:
+        """Also where the core did not list its connections just then: nobody would ask for him again."""
+        api, asked = self.core._api, [0]
+        bar = api.bar
+
+        async def fails_the_second_time(pairs: Iterable[Pair]) -> None:
+            await bar(pairs)
+            asked[0] += 1
+            if asked[0] == 2:
+                raise ApiFailed("Deadline Exceeded")
+
+        change = Change(TAG, "anna", stranger("Anna", _key()))
+        with mock.patch.object(api, "bar", fails_the_second_time), self.assertRaises(CoreFailed):
+            await self.driver.apply(self.core, [change], never)
+        assert self.core.accounts[TAG]["anna"] == change.packed
+        assert not api._barred
+
+    async def test_who_stays_because_nothing_could_be_checked(self) -> None:
+        """A removal that takes a new core and does not come to it is no success."""
+        leaving = [Change(TAG, "anna", None), Change(TAG, "nobody", None)]
+        with mock.patch.object(self.driver, "_run", side_effect=CoreFailed("killed")):
+            same, refused = await self.driver.bring_in(self.core, leaving, never)
+        assert same is self.core
+        assert [(refusal.email, refusal.reason) for refusal in refused] == [("Anna", f"{TAG}: killed")]
+
+    async def test_who_leaves_is_out_of_a_core_that_is_run_again(self) -> None:
+        """Users with whom no core comes up do not bring back who leaves together with them."""
+        launch, asked = self.driver.launch, [0]
+
+        async def fails_the_first_time(*arguments: Any) -> SingBoxGeneration:
+            asked[0] += 1
+            if asked[0] == 1:
+                raise CoreFailed("killed")
+            return await launch(*arguments)
+
+        async def end(core: Generation) -> None:
+            await core.stop()
+
+        changes = [Change(TAG, "anna", None), Change(TAG, "new", stranger("New", _key()))]
+        with mock.patch.object(self.driver, "launch", fails_the_first_time):
+            self.core, refused = await self.driver.bring_in(self.core, changes, end)
+        self.flushLoggedErrors()
+        assert [refusal.email for refusal in refused] == ["New"]
+        assert self.core.accounts[TAG].keys() == {"bert"}
 
     async def test_a_core_that_is_gone(self) -> None:
         """What it does not answer is refused, and not taken for confirmed."""

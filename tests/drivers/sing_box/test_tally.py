@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivers.sing_box.tally import CLOSED, REMEMBERED, Stream, Tally
+from drivers.sing_box.tally import CLOSED, REMEMBERED, SPARE, Stream, Tally
 from protos.sing_box_pb2 import Connection, ConnectionEvent, ConnectionEvents
 
 NEW, UPDATE = 0, 1
@@ -158,3 +158,17 @@ def test_never_too_much_and_all_of_it_in_the_end(data: st.DataObject) -> None:
         assert uplink(tally) <= sum(carried.values())
     stream.take(told(*(closed(id, carried[id]) for id in open_)))
     assert uplink(tally) == sum(carried.values())
+
+
+def test_a_stream_forgets_whose_ends_were_left_out() -> None:
+    """It may go on for months. What a connection that is open adds still counts."""
+    tally = Tally()
+    stream = Stream(tally)
+    stream.take(told(new("long", 1)))
+    for number in range(10 * SPARE):
+        stream.take(told(new(str(number), 1)))
+        if number % 100 == 0:
+            Stream(tally).take(listed(new("long", 1)))
+    assert len(stream._sums) <= 2 * SPARE
+    stream.take(told(update("long", 5)))
+    assert uplink(tally) == 10 * SPARE + 5
