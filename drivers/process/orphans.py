@@ -1,8 +1,4 @@
-"""A core as a child process: spawned with a clean environment, its lines split, its end awaited, never orphaned.
-
-Everything here spawns by posix_spawn (`spawnProcess` without path, uid or gid): a fork while gRPC's threads run can
-kill the child before it executes.
-"""
+"""Cores that an earlier node left behind: how they are marked, found and ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A core as a child process: spawned with a clean environment, its lines split, its end awaited, never orphaned.
+"""Starting a child process, and running one to its end.
 
 Everything here spawns by posix_spawn (`spawnProcess` without path, uid or gid): a fork while gRPC's threads run can
 kill the child before it executes.

@@ -20,7 +20,7 @@ from node.backend.generations import Generations
 from node.backend.reconcile import Pairs, Reconciler
 from node.backend.record import Record, Recorder
 from node.backend.roster import Roster
-from node.contract.accounts import Account, Accounts, Change, Refusal, apply, key_of
+from node.contract.accounts import Account, Accounts, Change, Refusal, apply, diff, key_of
 from node.contract.driver import Driver, Generation
 from node.errors import Aborted, CoreFailed, NodeError, NotInitialized, NotStarted, UsersRefused
 from node.logs import Logger, LogRing
@@ -79,6 +79,8 @@ class Members:
         self._memory = Memory(reactor)
         self._reconciler = Reconciler(self._wanted, self._confirmed, self._apply, self._window, self._sleep, self._free)
         self._held: Held | None = None
+        # What the last Start takes away that is in force.
+        self._leaving: list[Change] = []
         self.roster = no_users()
         self.accepted: Accepted | None = None
         self.generations = generations
@@ -208,6 +210,7 @@ class Members:
             raise NotInitialized
 
     async def _settle_all(self) -> list[Refusal]:
+        self._leaving = self._kept(diff(self._confirmed(), self._wanted()))
         return await self.settle(self._reconciler.differing())
 
     def _install(self, roster: Roster, settled: Settled) -> None:

@@ -1,7 +1,6 @@
-"""Sets of users, pure: who may use which inbound, and what has to change to get there.
+"""The desired users, pure: who may use which inbound, and whose a credential is.
 
-Users are keyed by e-mail without regard to case, as Xray does. A user is kept as the serialised message, an account as
-the bytes that a core takes: at 100,000 users objects would cost hundreds of megabytes.
+A user is kept as the serialised message: at 100,000 users objects would cost hundreds of megabytes.
 """
 
 from __future__ import annotations

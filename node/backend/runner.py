@@ -202,7 +202,12 @@ class Runner(Members):
 
     def _require_out(self) -> None:
         """Raises if the core may still let in somebody whom the Start took out: it did not answer then."""
-        keys = sorted({change.key for change in self._kept(diff(self._confirmed(), self._wanted()))})
+        confirmed, wanted = self._confirmed(), self._wanted()
+        # Not whom somebody else took out meanwhile: that is on its way.
+        keys = sorted(
+            {key for tag, key, packed in self._leaving if confirmed.get(tag, {}).get(key) not in (None, packed)}
+            & {key for tag, key, _ in diff(confirmed, wanted)}
+        )
         if keys:
             listed = ", ".join(map(repr, keys[:LISTED])) + (" and others" if len(keys) > LISTED else "")
             raise CoreFailed(f"the core did not answer: {listed} may still be in; the node puts them out when it does")

@@ -1,19 +1,21 @@
-"""The end of a core that shall end: it serves nobody any more, all that it served is counted, and then it goes."""
+"""Shutting a core down without losing a byte."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from twisted.internet.defer import CancelledError
+from twisted.internet.defer import CancelledError, ensureDeferred
 from twisted.internet.task import deferLater
 
 from node.backend.generations import Generations
 from node.contract.driver import Generation
 from node.logs import Logger
 
-# Seconds that a core which shall end may take to show that its counters can be read, …
+# Seconds that a core which is to end may take to show that its counters can be read, …
 FAREWELL = 2.0
+# … to take no more connections and end the live ones (a Stop, and the Start behind it, wait for this), …
+WINDING = 10.0
 # … and its counters to come to rest when nobody is connected any more, and between two looks at them.
 REST = 2.0
 REST_POLL = 0.02
@@ -37,14 +39,17 @@ class WindDown:
         self._generations.end(generation)
         try:
             if generation.alive and await generation.answers(FAREWELL):
-                await generation.wind_down()
+                await ensureDeferred(generation.wind_down()).addTimeout(WINDING, self._reactor)
                 await self._rest(generation)
         except CancelledError:
             raise
         except Exception:  # noqa: BLE001 - logged; whatever went wrong, it must not stay
             self.log.failure("a core could not be wound down: what it counted last may be lost")
-        await generation.stop()
-        self._generations.gone(generation)
+        try:
+            await generation.stop()
+        finally:
+            if not generation.alive:
+                self._generations.gone(generation)
 
     async def _rest(self, generation: Generation) -> None:
         deadline = self._reactor.seconds() + REST

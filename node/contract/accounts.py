@@ -1,7 +1,7 @@
-"""Sets of users, pure: who may use which inbound, and what has to change to get there.
+"""Users as the node and a driver speak of them: the accounts of an inbound, and what changes of them. Pure.
 
-Users are keyed by e-mail without regard to case, as Xray does. A user is kept as the serialised message, an account as
-the bytes that a core takes: at 100,000 users objects would cost hundreds of megabytes.
+Users are keyed by e-mail without regard to case, as Xray does. An account is the bytes that a core takes: at 100,000
+users objects would cost hundreds of megabytes.
 """
 
 from __future__ import annotations

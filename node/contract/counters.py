@@ -1,9 +1,4 @@
-"""Traffic accounting, pure: readings of cumulative counters in, rows of bytes not yet delivered out.
-
-A core is never asked to reset. Each reading is compared with the one before of the same run, the difference is booked;
-a counter that went down counts from zero. So bytes outlive the core that counted them. Rows that are taken for a reply
-are put aside until the reply was delivered: delivered + aside + pending is what was seen, at any time.
-"""
+"""What a core has counted, and the rows of bytes that are made of it. Pure."""
 
 from __future__ import annotations
 

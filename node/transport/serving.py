@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -55,10 +56,12 @@ class Serving:
 
     async def _serve(self) -> None:
         server = self._make()
-        # gRPC tells nobody when its loops end. They are the tasks that appear when it starts.
+        # gRPC tells nobody when its loops end. They are the tasks that appear when it starts, in its own kind of
+        # coroutine: calls of the node to its core may begin in the same moment.
         before = asyncio.all_tasks()
         await server.start()
-        self._loops = asyncio.all_tasks() - before
+        began = asyncio.all_tasks() - before
+        self._loops = {task for task in began if not inspect.iscoroutine(task.get_coro())}
         assert self._loops, "nothing serves that could be watched"
         self._server = server
 

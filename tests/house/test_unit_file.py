@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-UNIT = Path(__file__).parent.parent / "deploy" / "node.service"
+UNIT = Path(__file__).parents[2] / "deploy" / "node.service"
 SPECIFIERS = {"%S": "/var/lib", "%C": "/var/cache"}  # systemd.unit(5), for system services
 
 

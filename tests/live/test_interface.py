@@ -738,12 +738,13 @@ def faults(node: NodeProcess) -> list[str]:
 
 
 def padded(size: int) -> bytes:
-    """A Start of this many bytes: most of them are a comment in the configuration."""
-    request = service_pb2.Backend()
-    request.CopyFrom(BACKEND)
-    request.config += "\n// " + "x" * (size - len(BACKEND.SerializeToString()) - 100)
-    request.config += "x" * (size - request.ByteSize())
-    return request.SerializeToString()
+    """A Start of this many bytes: most of them are in fields that the node does not know."""
+    known = BACKEND.SerializeToString()
+    # Field 1000, of bytes, whose length takes four bytes up to 256 MiB (protobuf's encoding).
+    tag = b"\xc2\x3e"
+    left = size - len(known) - len(tag) - 4
+    length = bytes(left >> shift & 0x7F | (0x80 if shift < 21 else 0) for shift in (0, 7, 14, 21))
+    return known + tag + length + bytes(left)
 
 
 @each_transport

@@ -14,6 +14,7 @@ from http.client import HTTPException
 
 import pytest
 
+from node.client import NoReply
 from protos.service_pb2 import User, UsersStat, UserStat
 from tests.conftest import Place, control, gets_in, member, run, stays_out
 from tests.harness.backend import chunks
@@ -27,7 +28,7 @@ from tests.harness.wait import until
 
 PEOPLE = [TestUser.new(f"user{number}@test") for number in range(6)]
 # What a controller's connection to a node that dies ends with.
-GONE = (ControllerError, OSError, HTTPException)
+GONE = (ControllerError, NoReply, OSError, HTTPException)
 CALLS = 5
 SEED = 0
 

@@ -66,6 +66,7 @@ class ConnectionsTests(TestCase):
         self.accepted[link].close()
         again = socket.socket()
         self.addCleanup(again.close)
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         again.bind(where)
         again.connect(self.listener.getsockname())
         again.setblocking(False)

@@ -217,6 +217,19 @@ class IdenticalStarts(RunnerTests):
             self.pass_time(0)
             self.assertEqual((self.runner.state, self.accounts()), ("running", {"bob": b"two"}))
 
+    def test_somebody_else_removes_a_user_meanwhile(self) -> None:
+        """That removal is on its way when the Start is done, which is no fault of the Start's."""
+        self.started("a", ANN, BOB)
+        self.driver.applying.shut = True
+        start = self.start("a", ANN, BOB, CY)
+        removal = ensureDeferred(self.runner.update([person("ann")]))
+        self.driver.applying.let_through()
+        self.successResultOf(start)
+        self.assertNoResult(removal)
+        self.driver.applying.open()
+        self.successResultOf(removal)
+        self.assertEqual(set(self.accounts()), {"bob", "cy"})
+
 
 class FailedStarts(RunnerTests):
     def test_refused_before_anything_is_touched(self) -> None:
