@@ -930,6 +930,27 @@ class Stalls(RunnerTests):
             self.assertEqual((self.accounts(), self.runner.state), ({"ann": b"new", "cy": b"three"}, "running"), name)
             self.stopped()
 
+    def test_another_start_while_a_core_is_looked_at(self) -> None:
+        """The other core's driver is not asked to change this one; who was removed is not in the one that comes."""
+        core, other = self.started("a", ANN, BOB), MemoryDriver(self.clock)
+        looking = Gate()
+        looking.shut = True
+
+        async def audit() -> int:
+            await looking.passed()
+            return 0
+
+        core.audit = audit  # type: ignore[method-assign]
+        self.driver.unable = True
+        removal = ensureDeferred(self.runner.update([person("ann")]))
+        start = ensureDeferred(self.runner.start(other, Backend(config="b,c", users=[BOB])))
+        looking.open()
+        for deferred in (removal, start):
+            self.successResultOf(deferred)
+        self.assertEqual((len(self.driver.batches), other.batches), (1, []))
+        self.assertEqual((core.alive, len(self.driver.cores), len(other.running)), (False, 1, 1))
+        self.stopped()
+
     def test_who_cannot_be_removed_in_grace(self) -> None:
         """That core has no time left."""
         self.driver.unable = True
