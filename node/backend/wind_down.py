@@ -22,7 +22,7 @@ REST_POLL = 0.02
 class WindDown:
     """Shuts a core down without losing a byte: ends its connections, reads its counters until they rest, stops it.
 
-    `read` books what one run has counted by now, and says whether that was anything.
+    `read` books what one run has counted by now, and says whether there may be more.
     """
 
     log = Logger()
@@ -48,5 +48,5 @@ class WindDown:
 
     async def _rest(self, generation: Generation) -> None:
         deadline = self._reactor.seconds() + REST
-        while await self._read(generation) and self._reactor.seconds() < deadline:
+        while generation.alive and await self._read(generation) and self._reactor.seconds() < deadline:
             await deferLater(self._reactor, REST_POLL)
