@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from twisted.internet.defer import CancelledError
+from twisted.internet.defer import CancelledError, TimeoutError, ensureDeferred
 from twisted.internet.task import deferLater
 
 from node.backend.generations import Generations
@@ -38,13 +38,20 @@ class WindDown:
         try:
             if generation.alive and await generation.answers(FAREWELL):
                 await generation.wind_down()
-                await self._rest(generation)
+                await self._in_time(generation)
         except CancelledError:
             raise
         except Exception:  # noqa: BLE001 - logged; whatever went wrong, it must not stay
             self.log.failure("a core could not be wound down: what it counted last may be lost")
         await generation.stop()
         self._generations.gone(generation)
+
+    async def _in_time(self, generation: Generation) -> None:
+        """Wait until its counters rest. A core that stalls only now, or a reading of another one, holds up no Start."""
+        try:
+            await ensureDeferred(self._rest(generation)).addTimeout(REST + REST_POLL, self._reactor)
+        except TimeoutError:
+            self.log.warn("a core that ends did not give its counters in time: what it counted last may be lost")
 
     async def _rest(self, generation: Generation) -> None:
         deadline = self._reactor.seconds() + REST

@@ -425,6 +425,22 @@ class Stops(RunnerTests):
         self.successResultOf(stop)
         self.assertEqual(self.driver.running, [])
 
+    def test_counters_that_do_not_come(self) -> None:
+        """A core that stalls when it is read is not waited for as long as a call to it may take."""
+        self.started("a", ANN)
+        never = Gate()
+        never.shut = True
+
+        async def read(_: Generation) -> bool:
+            await never.passed()
+            return True
+
+        self.patch(self.runner._wind_down, "_read", read)
+        stop = self.stop()
+        self.pass_time(REST + 1)
+        self.successResultOf(stop)
+        self.assertEqual(self.driver.running, [])
+
     def test_a_stop_while_a_core_is_read(self) -> None:
         """A core that a Start was about to end is not taken back by a panel's Stop and Start: it serves nobody."""
         core = self.started("a", ANN)
