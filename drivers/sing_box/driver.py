@@ -124,6 +124,9 @@ class SingBox:
             await self._run(executable, "check", stdin=text)
         except (InvalidConfig, CoreFailed) as fault:
             return generation, _refusals(coming, before, fault.text)
+        if not generation.alive:
+            # It ended by itself meanwhile: with the next run they come, which others see to.
+            return generation, _refusals(coming, before, "the core is gone")
         await self._end(generation, end)
         try:
             return await self._launch_again(generation.plan, target), []

@@ -211,7 +211,13 @@ class Backend:
         if driver is None:
             self.log.error("a {type} ran when the node ended: this node has none", type=type_name(request.type))
             return
-        await self._runner.resume(driver, request, lambda: self._watch_controller(None if self._heard else saved.left))
+
+        def resumed() -> None:
+            self._watch_controller(None if self._heard else saved.left)
+            # The record takes a backend that runs for one that a controller just asked for.
+            self._note_keep_alive()
+
+        await self._runner.resume(driver, request, resumed)
 
     def _not_resumed(self, failure: Failure) -> None:
         if not failure.check(Aborted):  # by a Stop, or the node's end

@@ -287,15 +287,20 @@ class Members:
             refused = refused + await self._ask(kept)
         if kept := self._kept(changes):
             refused = refused + await self._run_without(kept)
-        if not self.generations.current:
+        if not self.generations.current or not self._may_ask:
             return []
         confirmed = self._confirmed()
         left = {change.key for change in changes if confirmed.get(change.tag, {}).get(change.key) != change.packed}
         return [refusal for refusal in dict.fromkeys(refused) if key_of(refusal.email) in left]
 
+    @property
+    def _may_ask(self) -> bool:
+        """Whether the core that runs is that of what was accepted. Else a Start came meanwhile, and ends it."""
+        return self.state == "running" or self.in_grace
+
     async def _ask(self, changes: list[Change]) -> list[Refusal]:
         asked = self.generations.current
-        if asked is None or self.accepted is None:
+        if asked is None or self.accepted is None or not self._may_ask:
             return []
         generation, refused = await self.accepted.driver.apply(asked, changes, self._end_one)
         if generation is not asked:
@@ -330,7 +335,7 @@ class Members:
     async def _run_without(self, kept: list[Change]) -> list[Refusal]:
         """Another run of the core, which does not know who was removed. One that waits for a Start just ends."""
         generation = self.generations.current
-        if generation is None:
+        if generation is None or not self._may_ask:
             return []
         names = sorted({change.key for change in kept})
         self.log.error("the core is replaced, since it keeps users who were removed: {names}", names=names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from twisted.internet.defer import CancelledError, ensureDeferred
+from twisted.internet.defer import CancelledError, TimeoutError, ensureDeferred
 from twisted.internet.task import deferLater
 
 from node.backend.generations import Generations
@@ -24,7 +24,7 @@ REST_POLL = 0.02
 class WindDown:
     """Shuts a core down without losing a byte: ends its connections, reads its counters until they rest, stops it.
 
-    `read` books what one run has counted by now, and says whether that was anything.
+    `read` books what one run has counted by now, and says whether there may be more.
     """
 
     log = Logger()
@@ -40,7 +40,7 @@ class WindDown:
         try:
             if generation.alive and await generation.answers(FAREWELL):
                 await ensureDeferred(generation.wind_down()).addTimeout(WINDING, self._reactor)
-                await self._rest(generation)
+                await self._in_time(generation)
         except CancelledError:
             raise
         except Exception:  # noqa: BLE001 - logged; whatever went wrong, it must not stay
@@ -51,7 +51,14 @@ class WindDown:
             if not generation.alive:
                 self._generations.gone(generation)
 
+    async def _in_time(self, generation: Generation) -> None:
+        """Wait until its counters rest. A core that stalls only now, or a reading of another one, holds up no Start."""
+        try:
+            await ensureDeferred(self._rest(generation)).addTimeout(REST + REST_POLL, self._reactor)
+        except TimeoutError:
+            self.log.warn("a core that ends did not give its counters in time: what it counted last may be lost")
+
     async def _rest(self, generation: Generation) -> None:
         deadline = self._reactor.seconds() + REST
-        while await self._read(generation) and self._reactor.seconds() < deadline:
+        while generation.alive and await self._read(generation) and self._reactor.seconds() < deadline:
             await deferLater(self._reactor, REST_POLL)

@@ -1,8 +1,9 @@
 """What a core's driver is to the node, and what the node hands it.
 
 A new core brings: a package with a class that satisfies `Driver`, generations that satisfy `Generation`, and one line
-in `drivers.registry`. The node asks for counters, online users and logs of a *list* of generations, newest first, and
-applies users as a difference. A driver that has no live call for that answers `apply` with a new generation.
+in `drivers.registry`. The node asks for counters and online users of several generations (`node.backend.generations`),
+and applies users as a difference to the current one. A driver that has no live call for that answers `apply` with a new
+generation.
 """
 
 from __future__ import annotations

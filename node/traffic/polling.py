@@ -96,9 +96,10 @@ class Traffic:
         self._store.rows(self._ledger.changes())
 
     async def read(self, generation: Generation | None = None) -> bool:
-        """Book what one run of a core, or each, has counted by now; whether that was anything.
+        """Book what one run of a core, or each, has counted by now; whether there may be more.
 
-        A run that does not answer is logged. A reading is booked whole, also where its caller gives up meanwhile.
+        That is so if there was anything, and where a run did not answer, which is logged. A reading is booked whole,
+        also where its caller gives up meanwhile.
         """
         return await lasting(self._turn.run(self._read, generation))
 
@@ -107,9 +108,9 @@ class Traffic:
 
         `when_settled` takes what is to be told of that. Raises `UnknownName`.
         """
-        self._asked_at = self._reactor.seconds()
-        if self._asked_at - self._read_at >= self._fresh:
-            await self.read()
+        self._asked_at = asked_at = self._reactor.seconds()
+        if self._is_old(asked_at):
+            await lasting(self._turn.run(self._refresh, asked_at))
         scope, name = asked(request)
         self._require(scope)
         rows = self._ledger.all(scope) if name is None else iter([self._row(scope, name)])
@@ -147,6 +148,15 @@ class Traffic:
         if now - self._saved_at > self._interval - early:
             self.save()
 
+    def _is_old(self, asked_at: float) -> bool:
+        """Whether the last reading is too old for who asked then."""
+        return asked_at - self._read_at >= self._fresh
+
+    async def _refresh(self, asked_at: float) -> None:
+        """Read all, unless somebody who asked at the same time had that done."""
+        if self._is_old(asked_at):
+            await self._read(None)
+
     async def _read(self, one: Generation | None) -> bool:
         began, counting = self._reactor.seconds(), self._generations.counting
         # The one that is read may be gone from among them meanwhile.
@@ -163,7 +173,7 @@ class Traffic:
             moved = await self._book(generation, await generation.counters())
         except Exception as fault:  # noqa: BLE001 - logged, told by `info`; replies have what was read before
             self._faults[generation] = self._not_read(fault, self._faults.get(generation, ""))
-            return False
+            return True
         self._faults.pop(generation, None)
         return moved
 

@@ -131,6 +131,26 @@ class RunTests(TestCase):
         assert "no such file" in str(caught.exception)
         assert not await self.cores()
 
+    async def test_a_core_that_dies_while_a_change_is_checked(self) -> None:
+        """No other one is begun for the change: whoever keeps the core up does that, and would end this one for it."""
+        core = await self.launched(door := Door(VLESS))
+        newcomer = await self.newcomer(core, door)
+        check = self.driver._run
+
+        async def checked(*arguments: Any, **more: Any) -> Any:
+            done = await check(*arguments, **more)
+            core.kill()
+            await core.when_exited()
+            return done
+
+        async def end(_: Generation) -> None:
+            raise AssertionError("it has ended")
+
+        with mock.patch.object(self.driver, "_run", checked):
+            same, [refusal] = await self.driver.apply(core, [newcomer], end)
+        assert (same, refusal.email) == (core, "bert")
+        assert not await self.cores()
+
     async def test_an_end_that_fails(self) -> None:
         """Its core is ended all the same, and that none runs is said."""
         core = await self.launched(door := Door(VLESS))

@@ -85,8 +85,16 @@ class Kept(MemoryRecord):
         self.warnings: list[str] = []
         self.everything: Callable[[], Changes] = Changes
 
+        self.left: float | None = None
+
+    def accept(self, request: bytes) -> None:
+        """A backend that runs has all of its time."""
+        super().accept(request)
+        self.left = None
+
     def keep_alive(self, left: float) -> None:
-        """It is asked of the backend."""
+        """What the next node would go on with."""
+        self.left = left
 
     def rows(self, rows: object) -> None:
         """There is no traffic."""
@@ -98,7 +106,8 @@ class BackendTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.driver = MemoryDriver(self.clock)
-        store, ring = cast(Any, Kept()), LogRing(self.clock, 1000)
+        self.kept = Kept()
+        store, ring = cast(Any, self.kept), LogRing(self.clock, 1000)
         self.backend = Backend(self.clock, ring, {XRAY: self.driver}, SystemStats(self.clock), store, Policy())
         self.call = Call(next(method for method in METHODS if method.name == "Start"), Dialect.DOCUMENT)
         self.saved = Saved()
@@ -135,6 +144,13 @@ class BackendTests(SynchronousTestCase):
             self.tearDown()
             self.setUp()
         self.begin()
+
+    def test_a_node_that_dies_after_a_resume(self) -> None:
+        """The next one has no more time than this one had: no controller was heard of."""
+        self.begin(10, 4)
+        self.clock.advance(0)
+        self.assertEqual(self.kept.left, 4)
+        self.lives(4)
 
     def test_somebody_called_meanwhile(self) -> None:
         """A controller that was heard of before the core was back has given it all of its time."""

@@ -438,6 +438,22 @@ class Stops(RunnerTests):
         self.successResultOf(stop)
         self.assertEqual(self.driver.running, [])
 
+    def test_counters_that_do_not_come(self) -> None:
+        """A core that stalls when it is read is not waited for as long as a call to it may take."""
+        self.started("a", ANN)
+        never = Gate()
+        never.shut = True
+
+        async def read(_: Generation) -> bool:
+            await never.passed()
+            return True
+
+        self.patch(self.runner._wind_down, "_read", read)
+        stop = self.stop()
+        self.pass_time(REST + 1)
+        self.successResultOf(stop)
+        self.assertEqual(self.driver.running, [])
+
     def test_a_stop_while_a_core_is_read(self) -> None:
         """A core that a Start was about to end is not taken back by a panel's Stop and Start: it serves nobody."""
         core = self.started("a", ANN)
@@ -942,6 +958,27 @@ class Stalls(RunnerTests):
             self.assertFalse(core.alive)
             self.assertEqual((self.accounts(), self.runner.state), ({"ann": b"new", "cy": b"three"}, "running"), name)
             self.stopped()
+
+    def test_another_start_while_a_core_is_looked_at(self) -> None:
+        """The other core's driver is not asked to change this one; who was removed is not in the one that comes."""
+        core, other = self.started("a", ANN, BOB), MemoryDriver(self.clock)
+        looking = Gate()
+        looking.shut = True
+
+        async def audit() -> int:
+            await looking.passed()
+            return 0
+
+        core.audit = audit  # type: ignore[method-assign]
+        self.driver.unable = True
+        removal = ensureDeferred(self.runner.update([person("ann")]))
+        start = ensureDeferred(self.runner.start(other, Backend(config="b,c", users=[BOB])))
+        looking.open()
+        for deferred in (removal, start):
+            self.successResultOf(deferred)
+        self.assertEqual((len(self.driver.batches), other.batches), (1, []))
+        self.assertEqual((core.alive, len(self.driver.cores), len(other.running)), (False, 1, 1))
+        self.stopped()
 
     def test_who_cannot_be_removed_in_grace(self) -> None:
         """That core has no time left."""

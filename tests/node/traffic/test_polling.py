@@ -98,6 +98,17 @@ class PollingTests(SynchronousTestCase):
         self.pass_time(1.5)
         self.assertEqual(self.ask(), {("ann", "uplink"): 7})
 
+    def test_who_asks_while_it_is_read(self) -> None:
+        """Several who ask while a core is slow to answer wait for one reading, not each for one behind the other."""
+        answer: Deferred[None] = Deferred()
+        self.core.counts, self.core.answer = {ANN_UP: 5}, lambda: answer
+        request = StatRequest(type=UsersStat)
+        asked = [ensureDeferred(self.traffic.stats(request, self.settled.append)) for _ in range(3)]
+        self.core.answer = None
+        answer.callback(None)
+        self.assertEqual([self.successResultOf(reply).stats[0].value for reply in asked], [5, 5, 5])
+        self.assertEqual(self.core.asked, 1)
+
     def test_fast_while_somebody_asks_fast(self) -> None:
         """The node reads once a second by itself then, and falls back when nobody asks any more."""
         self.ask()
@@ -169,6 +180,20 @@ class PollingTests(SynchronousTestCase):
         silent.answer = None
         self.pass_time(2)
         self.assertEqual(self.ask(), {("ann", "uplink"): 5, ("ann", "downlink"): 2})
+
+    def test_whether_there_may_be_more(self) -> None:
+        """A reading that failed does not say that a core which ends has counted its last byte."""
+
+        def fail() -> Deferred[None]:
+            raise CoreFailed("no")
+
+        self.core.counts, self.core.answer = {ANN_UP: 5}, fail
+        core: Any = self.core
+        found = []
+        for answer in (fail, None, None):
+            self.core.answer = answer
+            found.append(self.successResultOf(ensureDeferred(self.traffic.read(core))))
+        self.assertEqual(found, [True, True, False])
 
     def test_a_reading_that_ends_in_no_foreseen_way(self) -> None:
         """Whatever it is: the ledger answers, `info` tells, it is said once, and the next readings come."""
