@@ -18,7 +18,8 @@ from protos.xray_pb2 import InboundHandlerConfig, ReceiverConfig
 LIVE_SECONDS = 2.0
 RUN_SECONDS = 6.5
 
-# What `scripts/bench/ways.py` measured, in seconds. A call, with as many in flight as help: …
+# Rough figures in seconds, of machines that were busy; `scripts/bench/ways.py` measures them. A call, with as many in
+# flight as help: …
 CALL = 250e-6
 # … and on top of it, for each user that the inbound has.
 ADDITION = {"shadowsocks": 3e-9, "shadowsocks_2022": 2e-6, "hysteria": 5e-9}
