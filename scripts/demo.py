@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,8 @@ SIZE = 8 * 1024 * 1024
 # Where the user comes from: Xray never lists 127.0.0.1 as online.
 SOURCE = "127.0.0.2"
 LOG_LINES = 4
+# Seconds in which all of it has to be counted.
+COUNTING = 15.0
 # Seconds without a log line after which the node has told its last ones.
 QUIET = 0.5
 # Seconds after which the node takes the backend away by itself, should the demonstration be killed.
@@ -197,11 +199,17 @@ def _send(rpc: RpcController, socks: int, destination: EchoServer, person: TestU
 
 def _tell_counted(rpc: RpcController, person: TestUser) -> None:
     """The request takes the counters away, so that the demonstration's are in nobody's accounts."""
-    stats = rpc.stats(UserStat, person.email, reset=True).stats
-    counted = {stat.type: stat.value for stat in stats}
+    # A reply may be a tenth of TRAFFIC_INTERVAL old.
+    with suppress(AssertionError):
+        until(lambda: _counted(rpc, person)["uplink"] >= SIZE, COUNTING, "all bytes counted")
+    counted = _counted(rpc, person, reset=True)
     say("counted", f"{person.email}: {counted['uplink']:,} bytes up, {counted['downlink']:,} bytes down")
     if counted["uplink"] < SIZE:
         raise Failed("the node has counted less than was sent")
+
+
+def _counted(rpc: RpcController, person: TestUser, reset: bool = False) -> dict[str, int]:
+    return {stat.type: stat.value for stat in rpc.stats(UserStat, person.email, reset=reset).stats}
 
 
 def _tell_log(node: Node) -> None:
