@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import cycle, pairwise
+from dataclasses import dataclass, replace
+from itertools import chain, cycle, pairwise
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -1431,6 +1431,10 @@ def sync_all(*users: str) -> Step:
     return Step("sync all", "", 0.0, frozenset(users), 0.0)
 
 
+def trouble(kind: str) -> Step:
+    return Step(kind, "", 5.0, frozenset(), 0.0)
+
+
 class Slow(MemoryDriver):
     """A driver whose every step takes one of these times."""
 
@@ -1521,30 +1525,49 @@ class Life:
         elif step.kind == "stall":
             for core in self.driver.running:
                 core.silent = True
-                self.clock.callLater(step.grace, setattr, core, "silent", False)
+                self.clock.callLater(STALLS[step.grace], setattr, core, "silent", False)
         else:
             return step.ask(self.runner, self.driver)
         return succeed(None)
 
 
 WORDS = ("start", "stop", "sync all", "add", "remove")
-EVENTS = st.builds(
-    Step,
-    st.sampled_from([*WORDS, *WORDS, "crash", "fault", "stall", "unable", "kill", "end"]),
-    st.sampled_from(["a", "a  ", "a x", "a bad"]),
-    st.sampled_from([0.0, 5.0, GRACE]),
-    st.frozensets(st.sampled_from(["ann", "bob", "cy"])),
-    st.sampled_from([0.0, 0.125, 1.0, 7.0]),
+# Seconds: shorter than a call may take, longer than that, and so long that the core is ended.
+STALLS = {0.0: 3.0, 5.0: 8.0, GRACE: 30.0}
+TROUBLE = ("crash", "fault", "stall", "unable", "kill", "end")
+
+
+def steps_of(kinds: Sequence[str], pauses: Sequence[float]) -> st.SearchStrategy[Step]:
+    return st.builds(
+        Step,
+        st.sampled_from(kinds),
+        st.sampled_from(["a", "a  ", "a x", "a bad"]),
+        st.sampled_from([5.0, 0.0, GRACE]),
+        st.frozensets(st.sampled_from(["ann", "bob", "cy"])),
+        st.sampled_from(pauses),
+    )
+
+
+# Something is said, or goes wrong, or is said just when something goes wrong.
+EVENTS = st.one_of(
+    st.tuples(steps_of([*WORDS, *TROUBLE], [0.0, 0.125, 1.0, 7.0])),
+    st.tuples(
+        steps_of(["start"], [1.0]), steps_of(TROUBLE, [0.0]), steps_of(TROUBLE, [0.0, 0.125]), steps_of(WORDS, [0.0])
+    ),
 )
 
 
 class Truth(SynchronousTestCase):
     @settings(deadline=None, max_examples=200)
-    @given(st.lists(EVENTS, max_size=30), st.lists(MOMENTS, min_size=4, max_size=20))
-    def test_disk_memory_and_core(self, steps: list[Step], times: list[float]) -> None:
+    @example([(replace(start("a", "ann"), pause=1.0), trouble("stall"), start())], [0.0] * 4)
+    @example(
+        [(replace(start(), pause=7.0), trouble("kill"), sync_all("ann")), (trouble("kill"),)], [0.0, 1.0, 0.0, 0.0]
+    )
+    @given(st.lists(EVENTS, max_size=12), st.lists(MOMENTS, min_size=4, max_size=20))
+    def test_disk_memory_and_core(self, events: list[tuple[Step, ...]], times: list[float]) -> None:
         """Whatever goes wrong meanwhile, in the end they are equal, and what was answered with success is the case."""
         life, said = Life(times, MemoryRecord()), list[tuple[Step, Answer]]()
-        for step in steps:
+        for step in chain.from_iterable(events):
             if step.kind in ("kill", "end"):
                 life = self.another(life, step.kind == "end", times, said)
             elif step.kind in WORDS:
