@@ -222,7 +222,7 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.way"}
         ),
         (["psutil"], {"node.machine.system", "node.certificate", "drivers.process.orphans"}),
         (["subprocess"], {"drivers.install.install", "drivers.install.wheels"}),
-        (["sqlite3"], {"node.state.database"}),
+        (["sqlite3"], {"node.state.database", "node.state.schema"}),
         (["urllib.request", "http.client"], {"drivers.install.archive", "drivers.install.install"}),
         (["requests", "dotenv", "pickle", "marshal"], set()),
     ],
