@@ -20,7 +20,7 @@ from node.backend.generations import Generations
 from node.backend.reconcile import Pairs, Reconciler
 from node.backend.record import Record, Recorder
 from node.backend.roster import Roster
-from node.contract.accounts import Account, Accounts, Change, Refusal, apply, diff, key_of
+from node.contract.accounts import Account, Accounts, Change, Refusal, apply, key_of
 from node.contract.driver import Driver, Generation
 from node.errors import Aborted, CoreFailed, NodeError, NotInitialized, NotStarted, UsersRefused
 from node.logs import Logger, LogRing
@@ -162,7 +162,7 @@ class Members:
         else:
             self._recorder.users(self.roster, roster)
         self._install(roster, settled)
-        touched = self._reconciler.differing()
+        touched = self._reconciler.unsettled(self._reconciler.differences())
         self._require_started(touched)
         raise_refused(refused + await self.settle(touched))
 
@@ -210,8 +210,9 @@ class Members:
             raise NotInitialized
 
     async def _settle_all(self) -> list[Refusal]:
-        self._leaving = self._kept(diff(self._confirmed(), self._wanted()))
-        return await self.settle(self._reconciler.differing())
+        differences = self._reconciler.differences()
+        self._leaving = self._kept(differences)
+        return await self.settle(self._reconciler.unsettled(differences))
 
     def _install(self, roster: Roster, settled: Settled) -> None:
         if max(len(roster.users), len(self.roster.users)) > BUILD_INLINE:

@@ -52,13 +52,17 @@ class Reconciler:
             self._turn.run(self._batch)
         return done
 
-    def differing(self) -> Pairs:
-        """What is not as it should be, or may not be so when the batch under way is done."""
-        return self._asked | pairs(diff(self._confirmed(), self._target()))
+    def differences(self) -> list[Change]:
+        """What is not as it should be; with many users it takes a while to find."""
+        return diff(self._confirmed(), self._target())
+
+    def unsettled(self, differences: Iterable[Change]) -> Pairs:
+        """What these are of, and what may not be as it should be when the batch under way is done."""
+        return self._asked | pairs(differences)
 
     async def repair(self) -> list[Refusal]:
         """Settle whatever differs. What was refused is asked for again only where that costs nobody anything."""
-        changes = diff(self._confirmed(), self._target())
+        changes = self.differences()
         self._refused &= set(changes)
         asked = set(self._free(changes)) | set(changes) - self._refused
         return await self.settle(pairs(asked)) if asked else []
