@@ -1,6 +1,6 @@
-"""The asyncio thread that gRPC lives in, and the only two ways across: `run` from the reactor, `call` from asyncio.
+"""The asyncio thread that gRPC lives in, and the ways across: `run` from the reactor, `call` and `tell` from asyncio.
 
-Both carry results, errors and cancellation. Nothing else in the node crosses threads or knows of asyncio's.
+`run` and `call` carry results, errors and cancellation. Nothing else in the node crosses threads or knows of asyncio's.
 """
 
 from __future__ import annotations
@@ -89,6 +89,10 @@ class Aio(Service):
         """Run a coroutine of asyncio's and wait for it: only before the reactor runs. Raises `TimeoutError`."""
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(coro, self._loop).result(seconds)
+
+    def tell(self, function: Callable[..., None], *args: Any) -> None:
+        """Call a function of the reactor's from asyncio, before anything that asyncio crosses with later."""
+        self._reactor.callFromThread(function, *args)
 
     async def call(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Call a coroutine function of the reactor's from asyncio. Cancelling the task cancels its Deferred."""

@@ -131,7 +131,7 @@ class Backend:
         return await self._runner.current().backend_stats()
 
     async def stats(self, request: StatRequest, call: Call) -> service_pb2.StatResponse:
-        return await self._traffic.stats(request, call.when_settled)
+        return await self._traffic.stats(request, call.delivered)
 
     async def online(self, request: StatRequest, _: Call) -> service_pb2.OnlineStatResponse:
         try:

@@ -160,7 +160,7 @@ class Machine:
     def take(self, delivered: bool) -> None:
         call = Call(STATS, Dialect.DOCUMENT)
         self.wait(self.backend.stats(StatRequest(type=UsersStat, reset=True), call))
-        call.settle(delivered)
+        call.outcome.callback(delivered)
 
     def crash(self) -> None:
         for core in self.driver.running:
