@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from functools import partial
 from itertools import islice
-from typing import Any, Protocol
+from typing import Protocol
 
 from twisted.internet.defer import Deferred, DeferredLock
+from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
 from node.contract.counters import DIRECTIONS, Reading, Row, Scope
@@ -55,7 +56,7 @@ class Traffic:
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: IReactorTime,
         generations: Counting,
         is_user: Callable[[str], bool],
         store: Store,
