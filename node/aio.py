@@ -100,24 +100,13 @@ class Aio(Service):
         future: asyncio.Future[T] = loop.create_future()
         running: list[Deferred[T]] = []
 
-        def resolve(value: T | None, failure: Failure | None) -> None:
-            if future.done():
-                return
-            if failure is None:
-                future.set_result(value)  # type: ignore[arg-type]
-            elif failure.check(CancelledError):
-                future.cancel()
-            elif failure.value is not None:
-                future.set_exception(failure.value)
-
-        def back(value: T | None, failure: Failure | None) -> None:
+        def back(outcome: T | Failure) -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(resolve, value, failure)
+                loop.call_soon_threadsafe(_resolve, future, outcome)
 
         def start() -> None:
-            deferred: Deferred[T] = ensureDeferred(function(*args))  # type: ignore[arg-type]
-            running.append(deferred)
-            deferred.addCallbacks(lambda value: back(value, None), lambda failure: back(None, failure))
+            running.append(ensureDeferred(function(*args)))  # type: ignore[arg-type]
+            running[0].addBoth(back)
 
         def stop() -> None:
             for deferred in running:
@@ -129,3 +118,14 @@ class Aio(Service):
         except asyncio.CancelledError:
             self._reactor.callFromThread(stop)
             raise
+
+
+def _resolve(future: asyncio.Future[T], outcome: T | Failure) -> None:
+    if future.done():
+        return
+    if not isinstance(outcome, Failure):
+        future.set_result(outcome)
+    elif outcome.check(CancelledError):
+        future.cancel()
+    elif outcome.value is not None:
+        future.set_exception(outcome.value)

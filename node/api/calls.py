@@ -89,7 +89,7 @@ class Calls:
         delivered = call.outcome
         self._undelivered.add(delivered)
         try:
-            reply = (await self._guarded(method, handler(request, call))).SerializeToString()
+            reply = await self._guarded(method, handler(request, call))
         except BaseException:
             fire(delivered, False)
             raise
@@ -122,9 +122,9 @@ class Calls:
         """The transport that brings the word is not to blame."""
         self.log.failure("what depends on the delivery of a reply was not done", failure)
 
-    async def _guarded(self, method: Method, work: Awaitable[Message]) -> Message:
+    async def _guarded(self, method: Method, work: Awaitable[Message]) -> bytes:
         try:
-            return await work
+            return (await work).SerializeToString()
         except NodeError:
             raise
         except Exception as fault:
@@ -149,8 +149,7 @@ class OpenFeed:
 
     async def finish(self) -> bytes:
         """The serialised reply."""
-        reply = await self._calls._guarded(self._method, self._feed.finish())
-        return reply.SerializeToString()
+        return await self._calls._guarded(self._method, self._feed.finish())
 
 
 class LogReader:
