@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ProcessExitedAlready
-from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
@@ -68,7 +68,7 @@ class CoreProcess(ProcessProtocol):
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: IReactorTime,
         on_lines: Callable[[list[str]], None],
         sift: Callable[[list[str]], list[str]] = list,
     ) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 
@@ -13,6 +14,7 @@ from drivers.process.child import CoreProcess
 from drivers.process.spawn import Done
 from node.contract.accounts import Accounts
 from node.errors import CoreFailed, InvalidConfig, PortTaken
+from node.reactor import PooledReactor
 
 T = TypeVar("T")
 
@@ -36,12 +38,12 @@ _OF_THE_MACHINE = (
 )
 
 
-async def built(reactor: Any, target: Mapping[str, Accounts], build: Callable[..., T], *arguments: Any) -> T:
+async def built(reactor: PooledReactor, target: Mapping[str, Accounts], build: Callable[..., T], *arguments: Any) -> T:
     """What `build` makes of its arguments for these users; in the reactor's pool where they are many."""
     return await _aside(reactor, sum(map(len, target.values())) > BUILD_INLINE, build, *arguments)
 
 
-async def read(reactor: Any, text: str, reading: Callable[..., T], *arguments: Any) -> T:
+async def read(reactor: PooledReactor, text: str, reading: Callable[..., T], *arguments: Any) -> T:
     """What `reading` makes of its arguments, which are or come from this text; of a long one in the reactor's pool.
 
     Raises `InvalidConfig` for one that is nested deeper than Python reads.
@@ -52,14 +54,14 @@ async def read(reactor: Any, text: str, reading: Callable[..., T], *arguments: A
         raise InvalidConfig("the configuration is nested too deeply") from fault
 
 
-async def _aside(reactor: Any, dear: bool, work: Callable[..., T], *arguments: Any) -> T:
+async def _aside(reactor: PooledReactor, dear: bool, work: Callable[..., T], *arguments: Any) -> T:
     if not dear:
         return work(*arguments)
     return await deferToThreadPool(reactor, reactor.getThreadPool(), work, *arguments)
 
 
 async def ready(
-    reactor: Any,
+    reactor: IReactorTime,
     core: CoreProcess,
     answers: Callable[[], Awaitable[bool]],
     seconds: float,

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from twisted.internet.defer import CancelledError
 
@@ -22,11 +21,12 @@ from drivers.process import leash
 from drivers.process.child import CoreProcess
 from drivers.process.orphans import MARK, mark
 from node.errors import CoreFailed
+from node.reactor import Reactor
 
 
 def spawn(
     process: CoreProcess,
-    reactor: Any,
+    reactor: Reactor,
     command: Sequence[str],
     *,
     environment: Mapping[str, str],
@@ -56,7 +56,7 @@ def leashed(command: Sequence[str], setpriv: str | None = None) -> list[str]:
     return [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command]
 
 
-async def find_setpriv(reactor: Any, *, environment: Mapping[str, str], owner: Path) -> str | None:
+async def find_setpriv(reactor: Reactor, *, environment: Mapping[str, str], owner: Path) -> str | None:
     """The setpriv(1) of this machine, if it has one that knows parent-death signals: it takes 1 ms, our script 11.
 
     It does not look whether the parent died before the kernel was asked; such a core is swept at the next start.
@@ -78,7 +78,7 @@ class Done:
 
 
 async def run(
-    reactor: Any,
+    reactor: Reactor,
     command: Sequence[str],
     *,
     environment: Mapping[str, str],

@@ -11,7 +11,6 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from io import BytesIO
-from typing import Any
 from urllib.parse import quote
 
 from twisted.internet import defer, error
@@ -28,6 +27,7 @@ from twisted.web.client import (
 )
 
 from drivers.sing_box.config import Endpoint
+from node.reactor import PooledReactor
 
 # Seconds that the core may take: with each change it builds the keys of all users anew.
 DEADLINE = 10.0
@@ -50,7 +50,7 @@ class LiveUsers:
     not there any more (`protocol/shadowsocks/inbound_multi.go`).
     """
 
-    def __init__(self, reactor: Any, endpoint: Endpoint, tags: Sequence[str]) -> None:
+    def __init__(self, reactor: PooledReactor, endpoint: Endpoint, tags: Sequence[str]) -> None:
         self._reactor = reactor
         self._pool = HTTPConnectionPool(reactor)
         self._agent = Agent(reactor, connectTimeout=DEADLINE, pool=self._pool)

@@ -24,6 +24,7 @@ from drivers.xray.doors import Door
 from drivers.xray.suspects import Pair, Suspects
 from node.contract.accounts import key_of
 from node.logs import Logger
+from node.reactor import PooledReactor
 
 T = TypeVar("T", bound=set[Endpoint] | list[Connection])
 
@@ -51,7 +52,7 @@ class Connections:
 
     log = Logger()
 
-    def __init__(self, reactor: Any, doors: Mapping[str, Door]) -> None:
+    def __init__(self, reactor: PooledReactor, doors: Mapping[str, Door]) -> None:
         self._reactor = reactor
         self._doors = doors
         self._records = Records()

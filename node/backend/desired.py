@@ -25,6 +25,7 @@ from node.contract.driver import Driver, Generation
 from node.errors import Aborted, CoreFailed, NodeError, NotInitialized, NotStarted, UsersRefused
 from node.logs import Logger, LogRing
 from node.machine.malloc import Memory
+from node.reactor import PooledReactor
 from node.state.database import Changes, Saved
 from protos.service_pb2 import User
 
@@ -71,7 +72,7 @@ class Members:
 
     log = Logger()
 
-    def __init__(self, reactor: Any, ring: LogRing, record: Record, generations: Generations) -> None:
+    def __init__(self, reactor: PooledReactor, ring: LogRing, record: Record, generations: Generations) -> None:
         self._reactor = reactor
         self._ring = ring
         self._recorder = Recorder(record)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
+from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 
@@ -31,7 +31,7 @@ class Watch:
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: IReactorTime,
         hung: Callable[[Generation, str], None],
         repair: Callable[[Generation], Awaitable[None]],
     ) -> None:

@@ -24,6 +24,7 @@ from node.contract.accounts import Refusal, diff
 from node.contract.driver import Driver, Exit, Generation
 from node.errors import CoreFailed, InvalidConfig, NodeError, PortTaken, ShuttingDown
 from node.logs import Logger, LogRing
+from node.reactor import PooledReactor
 from node.waiting import together
 from protos.service_pb2 import Backend
 
@@ -51,7 +52,7 @@ class Runner(Members):
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: PooledReactor,
         ring: LogRing,
         record: Record,
         generations: Generations,

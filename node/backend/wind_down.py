@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from twisted.internet.defer import CancelledError, TimeoutError, ensureDeferred
+from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
 from node.backend.generations import Generations
@@ -29,7 +29,9 @@ class WindDown:
 
     log = Logger()
 
-    def __init__(self, reactor: Any, generations: Generations, read: Callable[[Generation], Awaitable[bool]]) -> None:
+    def __init__(
+        self, reactor: IReactorTime, generations: Generations, read: Callable[[Generation], Awaitable[bool]]
+    ) -> None:
         self._reactor = reactor
         self._generations = generations
         self._read = read

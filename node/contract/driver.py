@@ -19,6 +19,7 @@ from node.aio import Aio
 from node.contract.accounts import Account, Accounts, Change, Refusal
 from node.contract.counters import Reading, Scope
 from node.logs import Log
+from node.reactor import Reactor
 from protos.service_pb2 import BackendStatsResponse, User
 
 # How the line begins that says why; a stack trace may follow it.
@@ -29,7 +30,7 @@ _TELLING = ("panic:", "fatal error:", "Failed to start:", "FATAL")
 class Host:
     """What a driver is given: the reactor, the asyncio thread, a private directory (0700), the ring, its settings."""
 
-    reactor: Any
+    reactor: Reactor
     aio: Aio
     log: Log
     directory: Path

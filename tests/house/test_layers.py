@@ -14,13 +14,13 @@ ROOT = Path(__file__).parents[2]
 # What the modules of each room may import of ours, beside their own room and `protos`: rooms, or single modules.
 ROOMS: dict[str, set[str]] = {
     "node": set(),
-    "node.contract": {"node.aio", "node.errors", "node.logs"},
+    "node.contract": {"node.aio", "node.errors", "node.logs", "node.reactor"},
     "node.machine": {"node.logs", "node.periodic", "node.reactor"},
     "node.state": {"node.contract", "node.logs", "node.reactor", "node.waiting"},
     "node.traffic": {"node.contract", "node.state", "node.errors", "node.logs", "node.periodic", "node.waiting"},
     "node.backend": {
         *("node.contract", "node.machine", "node.state"),
-        *("node.errors", "node.logs", "node.periodic", "node.waiting"),
+        *("node.errors", "node.logs", "node.periodic", "node.reactor", "node.waiting"),
     },
     "node.api": {
         *("node.backend", "node.contract", "node.machine", "node.state", "node.traffic"),
@@ -30,10 +30,16 @@ ROOMS: dict[str, set[str]] = {
     "node.client": {"node.api", "node.aio", "node.errors", "node.logs"},
     "drivers": {"node.contract"},
     "drivers.install": set(),
-    "drivers.process": {"drivers.install", "node.contract", "node.errors", "node.logs"},
+    "drivers.process": {"drivers.install", "node.contract", "node.errors", "node.logs", "node.reactor"},
     "drivers.sockets": {"node.logs"},
-    "drivers.xray": {"drivers", "drivers.process", "drivers.sockets", "node.contract", "node.errors", "node.logs"},
-    "drivers.sing_box": {"drivers", "drivers.process", "drivers.sockets", "node.contract", "node.errors", "node.logs"},
+    "drivers.xray": {
+        *("drivers", "drivers.process", "drivers.sockets"),
+        *("node.contract", "node.errors", "node.logs", "node.reactor"),
+    },
+    "drivers.sing_box": {
+        *("drivers", "drivers.process", "drivers.sockets"),
+        *("node.contract", "node.errors", "node.logs", "node.reactor"),
+    },
     "protos": set(),
     "twisted.plugins": set(),
 }

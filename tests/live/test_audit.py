@@ -6,8 +6,9 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from twisted.internet import reactor
+from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.trial.unittest import TestCase
@@ -26,6 +27,8 @@ from tests.harness import certs
 from tests.harness.core import find_xray, server_config
 from tests.harness.inbounds import SERVER_NAME, kinds
 from tests.harness.users import TestUser
+
+reactor: Any = installed
 
 PEOPLE = [TestUser.new(f"{name}@test") for name in ("Anna", "bert", "carl")]
 STRANGER = TestUser.new("stranger@test")

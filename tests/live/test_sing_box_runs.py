@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from unittest import mock
 
 import psutil
-from twisted.internet import reactor
+from twisted.internet import reactor as installed
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.internet.task import deferLater
@@ -30,6 +30,8 @@ from node.logs import LogRing
 from tests.harness import certs
 from tests.harness.sing_box import BUILDS, SERVER_NAME, VLESS, Door, config, find_sing_box, shadowsocks_2022, ways
 from tests.harness.users import TestUser
+
+reactor: Any = installed
 
 T = TypeVar("T")
 

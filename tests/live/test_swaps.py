@@ -7,10 +7,11 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 from google.protobuf.message import Message
-from twisted.internet import reactor
+from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.trial.unittest import TestCase
@@ -35,6 +36,8 @@ from tests.harness.protocols import shadowsocks_2022, vless
 from tests.harness.transports import raw
 from tests.harness.users import TestUser
 from tests.harness.wait import accepts
+
+reactor: Any = installed
 
 ANNA, BERT, CARL = (TestUser.new(f"{name}@test") for name in ("anna", "bert", "carl"))
 # What no core knows.

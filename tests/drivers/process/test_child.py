@@ -12,13 +12,14 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twisted.internet import reactor
+from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
@@ -30,6 +31,8 @@ from drivers.process.spawn import Done, find_setpriv, leashed, memory_file, run,
 from node.contract.driver import Exit
 from node.errors import CoreFailed
 from tests.harness.wait import until
+
+reactor: Any = installed
 
 ROOT = Path(__file__).parents[3]
 OWNER = ROOT

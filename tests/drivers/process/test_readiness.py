@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from twisted.internet import reactor
+from twisted.internet import reactor as installed
 from twisted.trial.unittest import TestCase
 
 from drivers.sing_box.driver import SingBox
@@ -15,6 +15,8 @@ from drivers.xray.driver import Xray
 from node.contract.driver import Driver, Host
 from node.errors import CoreFailed, InvalidConfig
 from node.logs import LogRing
+
+reactor: Any = installed
 
 # By the driver: its setting for the executable, what the core calls itself, and how it refuses a configuration.
 CORES: dict[Any, tuple[str, str, str]] = {

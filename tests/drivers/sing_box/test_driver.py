@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from twisted.internet import reactor
+from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.trial.unittest import TestCase
@@ -30,6 +30,8 @@ from node.errors import CoreFailed
 from node.logs import LogRing
 from tests.harness.sing_box import BUILDS, VLESS, Door, config, find_sing_box, shadowsocks_2022
 from tests.harness.users import TestUser
+
+reactor: Any = installed
 
 TAG = "shadowsocks-2022"
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from typing import Any
 
-from twisted.internet import reactor
+from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
@@ -19,6 +20,8 @@ from drivers.xray import connections
 from drivers.xray.connections import Connections
 from drivers.xray.doors import Door
 from drivers.xray.suspects import Pair
+
+reactor: Any = installed
 
 
 class ConnectionsTests(TestCase):

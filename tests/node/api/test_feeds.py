@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
@@ -26,7 +28,7 @@ async def _no_counters(_: Generation) -> bool:
 class FeedTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.driver = MemoryDriver()
-        self.runner = Runner(Clock(), LogRing(Clock(), 100), MemoryRecord(), Generations(), _no_counters)
+        self.runner = Runner(cast(Any, Clock()), LogRing(Clock(), 100), MemoryRecord(), Generations(), _no_counters)
 
     def start(self, *users: User) -> None:
         self.successResultOf(ensureDeferred(self.runner.start(self.driver, Backend(users=users))))

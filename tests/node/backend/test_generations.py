@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,7 +87,7 @@ class TwoCores(SynchronousTestCase):
     """A backend with a core that drains beside the current one."""
 
     def setUp(self) -> None:
-        self.clock = Clock()
+        self.clock = cast(Any, Clock())
         self.driver = MemoryDriver(self.clock)
         self.generations = Generations()
         self.moving: set[Generation] = set()

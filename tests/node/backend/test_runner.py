@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, cycle, pairwise
+from typing import Any, cast
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -42,7 +43,7 @@ WAITING = "core is not started yet"
 
 class RunnerTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.clock = Clock()
+        self.clock = cast(Any, Clock())
         self.driver = MemoryDriver(self.clock)
         self.ring = LogRing(self.clock, 10_000)
         self.readings = self.moving = 0
@@ -114,8 +115,8 @@ class RunnerTests(SynchronousTestCase):
         """From now on every roster is built in this pool."""
         self.patch(members, "BUILD_INLINE", 0)
         pool = SlowPool()
-        self.clock.getThreadPool = lambda: pool  # type: ignore[attr-defined]
-        self.clock.callFromThread = lambda call, *args: call(*args)  # type: ignore[attr-defined]
+        self.clock.getThreadPool = lambda: pool
+        self.clock.callFromThread = lambda call, *args: call(*args)
         return pool
 
 
@@ -1049,8 +1050,8 @@ class Users(RunnerTests):
         self.started("a", ANN, BOB)
         self.patch(members, "BUILD_INLINE", 0)
         pool = SlowPool()
-        self.clock.getThreadPool = lambda: pool  # type: ignore[attr-defined]
-        self.clock.callFromThread = lambda call, *args: call(*args)  # type: ignore[attr-defined]
+        self.clock.getThreadPool = lambda: pool
+        self.clock.callFromThread = lambda call, *args: call(*args)
         update = ensureDeferred(self.runner.update([person("bob"), CY, person("dan", "bad", "a")]))
         later = self.sync_user(person("cy", "four", "a"))
         self.assertNoResult(update)
@@ -1069,8 +1070,8 @@ class Users(RunnerTests):
         start = self.start("b", person("ann", "one", "b"))
         self.patch(members, "BUILD_INLINE", 0)
         pool = SlowPool()
-        self.clock.getThreadPool = lambda: pool  # type: ignore[attr-defined]
-        self.clock.callFromThread = lambda call, *args: call(*args)  # type: ignore[attr-defined]
+        self.clock.getThreadPool = lambda: pool
+        self.clock.callFromThread = lambda call, *args: call(*args)
         update = ensureDeferred(self.runner.update([BOB, person("cy", "three", "b")]))
         self.driver.faults = [CoreFailed("it fell")]
         self.driver.launching.open()
@@ -1458,7 +1459,7 @@ class ManyAtOnce(SynchronousTestCase):
     @given(st.lists(STEPS, max_size=50), st.lists(MOMENTS, min_size=4, max_size=20))
     def test_the_last_one_counts(self, steps: list[Step], times: list[float]) -> None:
         """Starts, stops, syncs and crashes at any time, however long each takes: the end is what was asked for last."""
-        clock = Clock()
+        clock = cast(Any, Clock())
         driver = Slow(clock, times)
         record = MemoryRecord()
         runner = Runner(clock, LogRing(clock, 100), record, Generations(), nothing)
@@ -1495,7 +1496,7 @@ class Life:
     """A node from its start to its end, with what an earlier one left."""
 
     def __init__(self, times: list[float], record: MemoryRecord) -> None:
-        self.clock = Clock()
+        self.clock = cast(Any, Clock())
         self.driver = Slow(self.clock, times)
         self.record = record
         self.runner = Runner(self.clock, LogRing(self.clock, 100), record, Generations(), nothing)
