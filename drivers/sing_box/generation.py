@@ -103,9 +103,6 @@ class SingBoxGeneration:
         except ApiFailed as fault:
             raise CoreFailed(f"the core did not say who is online: {fault}") from fault
 
-    async def online_count(self, key: str) -> int:
-        return len(await self.online(key))
-
     async def backend_stats(self) -> BackendStatsResponse:
         """All of it where the build has v2ray_api; else what the api service and the kernel know."""
         try:

@@ -97,7 +97,7 @@ class TwoCores(SynchronousTestCase):
         self.successResultOf(ensureDeferred(self.runner.start(self.driver, request)))
         [self.old] = self.driver.running
         self.new = core(self.clock, self.driver.stopping)
-        self.runner._adopt(self.new)
+        self.runner._supervisor._adopt(self.new)
 
     def tearDown(self) -> None:
         self.moving.clear()
@@ -116,17 +116,17 @@ class TwoCores(SynchronousTestCase):
         self.driver.launching.shut = True
         self.new.die()
         self.clock.pump([0.0])
-        self.assertEqual((self.runner.state, self.generations.current), ("restarting", None))
+        self.assertEqual((self.runner.status.state, self.generations.current), ("restarting", None))
         self.driver.launching.open()
         self.clock.pump([0.0])
-        self.assertEqual(self.runner.state, "running")
+        self.assertEqual(self.runner.status.state, "running")
         self.assertIsNot(self.generations.current, self.old)
 
     def test_the_draining_one_dies(self) -> None:
         """That costs its connections, and nothing else."""
         self.old.die()
         self.clock.pump([0.0])
-        self.assertEqual((self.runner.state, self.generations.serving), ("running", (self.new,)))
+        self.assertEqual((self.runner.status.state, self.generations.serving), ("running", (self.new,)))
 
     def test_a_stop(self) -> None:
         """It ends both at once, and returns when both are gone."""
