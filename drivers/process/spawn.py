@@ -1,4 +1,4 @@
-"""Starting a child process, and running one to its end.
+"""Starting a child process, always on a leash, and running one to its end.
 
 Everything here spawns by posix_spawn (`spawnProcess` without path, uid or gid): a fork while gRPC's threads run can
 kill the child before it executes.
@@ -7,9 +7,9 @@ kill the child before it executes.
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,10 +18,14 @@ from typing import Any
 
 from twisted.internet.defer import CancelledError
 
-from drivers.process import leash
 from drivers.process.child import CoreProcess
+from drivers.process.leash import MISSING, UNFIT, leashed
 from drivers.process.orphans import MARK, mark
 from node.errors import CoreFailed
+
+# Seconds that a command may take, and bytes of its output; of what it says the last lines are kept.
+SECONDS = 30.0
+OUTPUT = 256 * 1024**2
 
 
 def spawn(
@@ -32,28 +36,19 @@ def spawn(
     environment: Mapping[str, str],
     owner: Path,
     files: Mapping[int, int],
+    setpriv: str | None = None,
 ) -> None:
     """Start `command` (an absolute path first). `files` maps the child's descriptors to ours, 0 among them.
 
-    `owner` is a directory that one node has at a time. Raises `CoreFailed` if the command cannot be run.
+    It ends with this process: by way of what `find_setpriv` found, or of our own script. `owner` is a directory that
+    one node has at a time. Raises `CoreFailed` where nothing can be spawned.
     """
+    argv = leashed([*command], setpriv)
     try:
-        reactor.spawnProcess(
-            process,
-            command[0],
-            command,
-            env={**environment, MARK: mark(owner)},
-            childFDs={1: "r", 2: "r", **files},
-        )
+        env = {**environment, MARK: mark(owner)}
+        reactor.spawnProcess(process, argv[0], argv, env=env, childFDs={1: "r", 2: "r", **files})
     except OSError as fault:
         raise CoreFailed(f"{command[0]} cannot be run: {fault}") from fault
-
-
-def leashed(command: Sequence[str], setpriv: str | None = None) -> list[str]:
-    """The same command, ended by the kernel when this process ends: by way of what `find_setpriv` found, or of ours."""
-    if setpriv is not None:
-        return [setpriv, "--pdeathsig", "KILL", "--", *command]
-    return [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command]
 
 
 async def find_setpriv(reactor: Any, *, environment: Mapping[str, str], owner: Path) -> str | None:
@@ -64,7 +59,7 @@ async def find_setpriv(reactor: Any, *, environment: Mapping[str, str], owner: P
     found = shutil.which("setpriv", path=os.defpath)
     if found is None:
         return None
-    tried = await run(reactor, leashed([found, "--version"], found), environment=environment, owner=owner)
+    tried = await run(reactor, [found, "--version"], environment=environment, owner=owner, setpriv=found)
     return found if tried.code == 0 else None
 
 
@@ -84,21 +79,21 @@ async def run(
     environment: Mapping[str, str],
     owner: Path,
     stdin: bytes = b"",
-    seconds: float = 30.0,
+    seconds: float = SECONDS,
     output: int = 3,
+    setpriv: str | None = None,
 ) -> Done:
     """Run a command that ends by itself. What it writes to the descriptor `output` is the result's `output`.
 
-    Raises `CoreFailed` if it hangs.
+    Raises `CoreFailed` if it cannot be run, or hangs.
     """
-    lines: list[str] = []
-    process = CoreProcess(reactor, lines.extend)
+    process = CoreProcess(reactor, lambda _: None)
     with ExitStack() as files:
-        source = memory_file(stdin)
-        files.callback(os.close, source)
-        sink = memory_file(b"")
-        files.callback(os.close, sink)
-        spawn(process, reactor, command, environment=environment, owner=owner, files={0: source, output: sink})
+        source, sink = (opened(content, files) for content in (stdin, b""))
+        descriptors = {0: source, output: sink}
+        spawn(process, reactor, command, environment=environment, owner=owner, files=descriptors, setpriv=setpriv)
+        if process.pid is not None:
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (OUTPUT, OUTPUT))
         late = reactor.callLater(seconds, process.signal, signal.SIGKILL)
         try:
             ended = await process.when_exited()
@@ -110,7 +105,19 @@ async def run(
         finally:
             if late.active():
                 late.cancel()
-        return Done(ended.code, tuple(lines), os.pread(sink, os.fstat(sink).st_size, 0))
+        if ended.code in (MISSING, UNFIT):
+            raise CoreFailed(f"{command[0]} cannot be run: {' '.join(ended.lines)}")
+        return Done(ended.code, ended.lines, os.pread(sink, os.fstat(sink).st_size, 0))
+
+
+def opened(content: bytes, files: ExitStack) -> int:
+    """A descriptor that a child reads this from, as long as `files` are open. Raises `CoreFailed` for want of one."""
+    try:
+        descriptor = memory_file(content)
+    except OSError as error:
+        raise CoreFailed(f"the core cannot be given its configuration: {error.strerror}") from error
+    files.callback(os.close, descriptor)
+    return descriptor
 
 
 def memory_file(content: bytes) -> int:

@@ -29,7 +29,7 @@ ROOMS: dict[str, set[str]] = {
     "node.transport": {"node.api", "node.aio", "node.errors", "node.logs", "node.periodic"},
     "node.client": {"node.api", "node.aio", "node.errors", "node.logs"},
     "drivers": {"node.contract"},
-    "drivers.install": set(),
+    "drivers.install": {"drivers.process.leash"},
     "drivers.process": {"drivers.install", "node.contract", "node.errors", "node.logs"},
     "drivers.sockets": {"node.logs"},
     "drivers.xray": {"drivers", "drivers.process", "drivers.sockets", "node.contract", "node.errors", "node.logs"},
