@@ -13,8 +13,9 @@ from twisted.internet.threads import deferToThreadPool
 from drivers.install.install import find
 from drivers.install.releases import InstallError, choose
 from drivers.process.child import CoreProcess
-from drivers.process.spawn import Done, find_setpriv, opened, run, spawn
+from drivers.process.spawn import Done, Spawner, by_setpriv, opened
 from node.contract.driver import Host
+from node.contract.settings import Setting
 from node.errors import CoreFailed
 
 # Clean: nothing of the node's own reaches a core, its key least of all.
@@ -26,50 +27,33 @@ ENVIRONMENT = {
 }
 
 
+def executable_setting(name: str) -> Setting:
+    """What an operator sets to have another executable of this core."""
+    core = choose(name)
+    text = f"the {core.title} to run (default: found on PATH or in the cores directory)"
+    return Setting(core.variable("EXECUTABLE_PATH"), text)
+
+
 @dataclass(frozen=True)
 class Executable:
-    """One executable file as it is now, and how it is run: by setpriv(1), if there is one, in this environment.
+    """One executable file as it is now: `number` is its version to be compared, `lines` all that it says of itself."""
 
-    `number` is its version to be compared, `lines` all that it says of itself.
-    """
-
-    host: Host
     path: Path
-    setpriv: str | None
-    environment: Mapping[str, str]
+    spawner: Spawner
     changed: int | None = None
     version: str = ""
     number: tuple[int, ...] = ()
     lines: tuple[str, ...] = ()
 
     async def run(self, *arguments: str, stdin: bytes = b"", output: int = 3) -> Done:
-        """Have it do something that ends by itself: see `spawn.run`."""
-        return await run(
-            self.host.reactor,
-            [str(self.path), *arguments],
-            environment=self.environment,
-            owner=self.host.directory,
-            stdin=stdin,
-            output=output,
-            setpriv=self.setpriv,
-        )
+        """Have it do something that ends by itself: see `Spawner.run`."""
+        return await self.spawner.run([str(self.path), *arguments], stdin=stdin, output=output)
 
-    def start(
-        self, arguments: tuple[str, ...], contents: Mapping[int, bytes], sift: Callable[[list[str]], list[str]]
-    ) -> CoreProcess:
+    def start(self, core: CoreProcess, *arguments: str, contents: Mapping[int, bytes]) -> None:
         """Have it run as a core, which reads these contents from its descriptors. Raises `CoreFailed`."""
-        core = CoreProcess(self.host.reactor, self.host.log.extend, sift)
         with ExitStack() as files:
-            spawn(
-                core,
-                self.host.reactor,
-                [str(self.path), *arguments],
-                environment=self.environment,
-                owner=self.host.directory,
-                files={number: opened(content, files) for number, content in contents.items()},
-                setpriv=self.setpriv,
-            )
-        return core
+            descriptors = {number: opened(content, files) for number, content in contents.items()}
+            self.spawner.spawn(core, [str(self.path), *arguments], descriptors)
 
 
 class Installation:
@@ -92,7 +76,7 @@ class Installation:
     async def current(self) -> Executable:
         """The executable to run now. Raises `CoreFailed` with what to do if there is none."""
         known = self._known if self._known and self._known.path.is_file() else await self._found()
-        known = replace(known, environment=self._environment(known.path))
+        known = replace(known, spawner=replace(known.spawner, environment=self._environment(known.path)))
         changed = known.path.stat().st_mtime_ns
         if known.changed != changed:
             known = replace(await self._asked(known), changed=changed)
@@ -109,8 +93,7 @@ class Installation:
         if path is None:
             title, name = self._core.title, self._core.name
             raise CoreFailed(f"there is no {title} on this machine: run `python -m drivers.install {name}`")
-        setpriv = await find_setpriv(self._host.reactor, environment=ENVIRONMENT, owner=self._host.directory)
-        return Executable(self._host, path, setpriv, {})
+        return Executable(path, await by_setpriv(Spawner(self._host.reactor, self._host.directory, ENVIRONMENT)))
 
     async def _asked(self, bare: Executable) -> Executable:
         """With its version."""

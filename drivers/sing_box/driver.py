@@ -17,7 +17,7 @@ from drivers.process.spawn import Done
 from drivers.sing_box import config
 from drivers.sing_box.accounts import name_of, unlabelled
 from drivers.sing_box.api import Api
-from drivers.sing_box.executable import counts, installation
+from drivers.sing_box.executable import SETTINGS, counts, installation
 from drivers.sing_box.fronts import Fronts
 from drivers.sing_box.generation import SingBoxGeneration
 from node.contract.accounts import Accounts, Change, Refusal, apply
@@ -41,8 +41,9 @@ _PASSING = ("address already in use", "cannot assign requested address", "permis
 
 
 class SingBox:
-    """Satisfies `node.contract.driver.Driver`. Its setting: SING_BOX_EXECUTABLE_PATH."""
+    """Satisfies `node.contract.driver.Driver`."""
 
+    settings = SETTINGS
     name = "sing-box"
     window = WINDOW
     log = Logger()
@@ -77,8 +78,8 @@ class SingBox:
         endpoint = _endpoint(executable, plan)
         text = await self._render(plan, endpoint, target, f"/proc/self/fd/{_ROLL}")
         roll = await starting.built(self._host.reactor, target, config.roll, plan, endpoint, target)
-        command = ("run", *_STDIN, "-D", str(self._host.directory))
-        core = executable.start(command, {0: text, _ROLL: roll}, _sifter(endpoint))
+        core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint))
+        executable.start(core, "run", *_STDIN, "-D", str(self._host.directory), contents={0: text, _ROLL: roll})
         api = Api(endpoint, plan.live, Fronts(plan.fronts))
         aio = self._host.aio
         try:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from drivers.process.executable import Executable, Installation
+from drivers.process.executable import Executable, Installation, executable_setting
 from node.contract.driver import Host
 
+SETTINGS = (executable_setting("sing-box"),)
 # The first version with the api service.
 OLDEST = (1, 14)
 

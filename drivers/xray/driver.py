@@ -19,7 +19,7 @@ from drivers.xray import config
 from drivers.xray.access import Shown
 from drivers.xray.api import Api
 from drivers.xray.connections import Connections
-from drivers.xray.executable import files, installation
+from drivers.xray.executable import SETTINGS, files, installation
 from drivers.xray.generation import XrayGeneration
 from drivers.xray.users import refusals
 from node.contract.accounts import Accounts, Change, Refusal, apply
@@ -42,8 +42,9 @@ _CHATTER = re.compile(r"^(\d{4}/\d\d/\d\d |Output ProtoBuf file|Xray \d|A unifie
 
 
 class Xray:
-    """Satisfies `node.contract.driver.Driver`. Its settings: XRAY_EXECUTABLE_PATH, XRAY_ASSETS_PATH, XRAY_SPLICE."""
+    """Satisfies `node.contract.driver.Driver`."""
 
+    settings = SETTINGS
     name = "xray"
     window = WINDOW
 
@@ -147,7 +148,8 @@ class Xray:
     def _spawn(
         self, xray: Executable, message: bytes, api: config.Endpoint, sift: Callable[[list[str]], list[str]]
     ) -> CoreProcess:
-        core = xray.start(("run", *_FROM_PROTOBUF), {0: message}, sift)
+        core = CoreProcess(self._host.reactor, self._host.log.extend, sift)
+        xray.start(core, "run", *_FROM_PROTOBUF, contents={0: message})
         core.when_exited().addCallback(lambda _: _remove_socket(Path(api.socket)))
         return core
 

@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from drivers.process.executable import ENVIRONMENT, Executable, Installation
+from drivers.process.executable import ENVIRONMENT, Executable, Installation, executable_setting
 from drivers.xray.geo import assets
 from node.contract.driver import Host
+from node.contract.settings import Setting
 from node.errors import CoreFailed
 
+SETTINGS = (
+    executable_setting("xray"),
+    Setting("XRAY_ASSETS_PATH", "where geoip.dat and geosite.dat are (default: beside the executable)"),
+    Setting(
+        "XRAY_SPLICE",
+        "on: the kernel splices Vision connections, which are counted only at their end",
+        "off",
+        choices=("on", "off"),
+    ),
+)
 _ASSETS = "XRAY_LOCATION_ASSET"
 
 
@@ -19,7 +30,7 @@ def installation(host: Host) -> Installation:
 
 def files(executable: Executable) -> Files:
     """What a core reads when it starts, and not again."""
-    return Files([executable.path, *Path(executable.environment[_ASSETS]).glob("*.dat")])
+    return Files([executable.path, *Path(executable.spawner.environment[_ASSETS]).glob("*.dat")])
 
 
 class Files:

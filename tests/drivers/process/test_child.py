@@ -28,7 +28,7 @@ from drivers.process import spawn as spawning
 from drivers.process.child import LAST_LINES, MAX_LINE, CoreProcess, LineSplitter
 from drivers.process.leash import leashed
 from drivers.process.orphans import MARK, mark, sweep
-from drivers.process.spawn import Done, find_setpriv, memory_file, run, spawn
+from drivers.process.spawn import Done, Spawner, by_setpriv, memory_file
 from node.contract.driver import Exit
 from node.errors import CoreFailed
 from tests.harness.wait import until
@@ -87,7 +87,7 @@ class Spawning(TestCase):
     ) -> CoreProcess:
         core = CoreProcess(reactor, self.take)
         source = memory_file(stdin)
-        spawn(core, reactor, command, environment=environment or {}, owner=OWNER, files={0: source})
+        Spawner(reactor, OWNER, environment or {}).spawn(core, command, {0: source})
         os.close(source)
         self.addCleanup(core.signal, signal.SIGKILL)
         return core
@@ -107,7 +107,7 @@ class DescriptorTests(Spawning):
         before = descriptors()
         made = [os.memfd_create("test"), OSError(errno.EMFILE, "Too many open files")]
         with mock.patch.object(os, "memfd_create", side_effect=made), self.assertRaises(CoreFailed):
-            await run(reactor, python(""), environment={}, owner=OWNER)
+            await Spawner(reactor, OWNER, {}).run(python(""))
         self.assertEqual(descriptors(), before)
 
     def test_no_memory_for_what_it_reads(self) -> None:
@@ -243,7 +243,7 @@ class RunTests(TestCase):
     timeout = 20
 
     async def run_it(self, command: Sequence[str], stdin: bytes = b"", seconds: float = 10) -> Done:
-        return await run(reactor, command, environment={}, owner=OWNER, stdin=stdin, seconds=seconds)
+        return await Spawner(reactor, OWNER, {}).run(command, stdin=stdin, seconds=seconds)
 
     async def test_output_apart_from_words(self) -> None:
         """What a command writes to its third descriptor is the output, what it says are lines; both are whole."""
@@ -387,7 +387,7 @@ class WhichLeash(TestCase):
             path.write_text(f"#!{sys.executable} -IS\n{script}\n")
             path.chmod(0o755)
         self.patch(os, "defpath", str(directory))
-        return await find_setpriv(reactor, environment={}, owner=OWNER), str(path)
+        return (await by_setpriv(Spawner(reactor, OWNER, {}))).setpriv, str(path)
 
     async def test_one_that_can(self) -> None:
         """It is asked for just what it will be asked for with a core."""
