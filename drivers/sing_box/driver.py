@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 
 from twisted.internet.task import deferLater
 
 from drivers import json_text
 from drivers.process import readiness as starting
 from drivers.process.child import CoreProcess
+from drivers.process.executable import Executable
 from drivers.process.orphans import sweep
 from drivers.process.ports import free_ports
-from drivers.process.spawn import Done, leashed, memory_file, run, spawn
+from drivers.process.spawn import Done
 from drivers.sing_box import config
 from drivers.sing_box.accounts import name_of, unlabelled
 from drivers.sing_box.api import Api
-from drivers.sing_box.executable import ENVIRONMENT, Executable, Installation
+from drivers.sing_box.executable import SETTINGS, counts, installation
 from drivers.sing_box.fronts import Fronts
 from drivers.sing_box.generation import SingBoxGeneration
 from node.contract.accounts import Accounts, Change, Refusal, apply
@@ -42,15 +41,16 @@ _PASSING = ("address already in use", "cannot assign requested address", "permis
 
 
 class SingBox:
-    """Satisfies `node.contract.driver.Driver`. Its setting: SING_BOX_EXECUTABLE_PATH."""
+    """Satisfies `node.contract.driver.Driver`."""
 
+    settings = SETTINGS
     name = "sing-box"
     window = WINDOW
     log = Logger()
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._installation = Installation(host)
+        self._installation = installation(host)
 
     def fingerprint(self, config_text: str) -> str:
         return json_text.fingerprint(config_text)
@@ -62,7 +62,7 @@ class SingBox:
         core = await self._installation.current()
         done = await self._run(core, "format", stdin=config_text.encode(), output=1)
         return await starting.read(
-            self._host.reactor, config_text, config.plan, done.output, exclude, self._host.directory, core.counts
+            self._host.reactor, config_text, config.plan, done.output, exclude, self._host.directory, counts(core)
         )
 
     async def check(self, plan: config.Plan) -> None:
@@ -78,7 +78,8 @@ class SingBox:
         endpoint = _endpoint(executable, plan)
         text = await self._render(plan, endpoint, target, f"/proc/self/fd/{_ROLL}")
         roll = await starting.built(self._host.reactor, target, config.roll, plan, endpoint, target)
-        core = self._spawn(executable, text, roll, endpoint)
+        core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint))
+        executable.start(core, "run", *_STDIN, "-D", str(self._host.directory), contents={0: text, _ROLL: roll})
         api = Api(endpoint, plan.live, Fronts(plan.fronts))
         aio = self._host.aio
         try:
@@ -168,14 +169,7 @@ class SingBox:
 
     async def _run(self, core: Executable, *arguments: str, stdin: bytes, output: int = 3) -> Done:
         """Have the core look at a configuration. Raises as `starting.judge`."""
-        done = await run(
-            self._host.reactor,
-            [str(core.path), *arguments, *_STDIN],
-            environment=ENVIRONMENT,
-            owner=self._host.directory,
-            stdin=stdin,
-            output=output,
-        )
+        done = await core.run(*arguments, *_STDIN, stdin=stdin, output=output)
         starting.judge(done, _FATAL, _cause)
         return done
 
@@ -184,34 +178,10 @@ class SingBox:
     ) -> bytes:
         return await starting.built(self._host.reactor, target, config.render, plan, api, target, roll)
 
-    def _spawn(self, executable: Executable, text: bytes, roll: bytes, endpoint: config.Endpoint) -> CoreProcess:
-        core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint))
-        with ExitStack() as files:
-            source, users = (_file(content, files) for content in (text, roll))
-            spawn(
-                core,
-                self._host.reactor,
-                leashed([str(executable.path), "run", *_STDIN, "-D", str(self._host.directory)]),
-                environment=ENVIRONMENT,
-                owner=self._host.directory,
-                files={0: source, _ROLL: users},
-            )
-        return core
-
-
-def _file(content: bytes, files: ExitStack) -> int:
-    """A descriptor that a core reads this from. Raises `CoreFailed` where the machine has none left."""
-    try:
-        descriptor = memory_file(content)
-    except OSError as error:
-        raise CoreFailed(f"the core cannot be given its configuration: {error.strerror}") from error
-    files.callback(os.close, descriptor)
-    return descriptor
-
 
 def _endpoint(core: Executable, plan: config.Plan) -> config.Endpoint:
     try:
-        return config.Endpoint.new(free_ports, core.counts, bool(plan.live))
+        return config.Endpoint.new(free_ports, counts(core), bool(plan.live))
     except OSError as fault:
         raise CoreFailed(f"the core cannot have a port for its API: {fault}") from fault
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -13,13 +12,14 @@ from twisted.internet.task import deferLater
 from drivers import json_text
 from drivers.process import readiness as starting
 from drivers.process.child import CoreProcess
+from drivers.process.executable import Executable
 from drivers.process.orphans import sweep
-from drivers.process.spawn import Done, leashed, memory_file, run, spawn
+from drivers.process.spawn import Done
 from drivers.xray import config
 from drivers.xray.access import Shown
 from drivers.xray.api import Api
 from drivers.xray.connections import Connections
-from drivers.xray.executable import Executable, Installation
+from drivers.xray.executable import SETTINGS, files, installation
 from drivers.xray.generation import XrayGeneration
 from drivers.xray.users import refusals
 from node.contract.accounts import Accounts, Change, Refusal, apply
@@ -42,26 +42,27 @@ _CHATTER = re.compile(r"^(\d{4}/\d\d/\d\d |Output ProtoBuf file|Xray \d|A unifie
 
 
 class Xray:
-    """Satisfies `node.contract.driver.Driver`. Its settings: XRAY_EXECUTABLE_PATH, XRAY_ASSETS_PATH, XRAY_SPLICE."""
+    """Satisfies `node.contract.driver.Driver`."""
 
+    settings = SETTINGS
     name = "xray"
     window = WINDOW
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._installation = Installation(host)
+        self._installation = installation(host)
 
     def fingerprint(self, config_text: str) -> str:
         return json_text.fingerprint(config_text)
 
     async def version(self) -> str:
-        return ".".join(map(str, (await self._installation.current()).version))
+        return (await self._installation.current()).version
 
     async def prepare(self, config_text: str, exclude: frozenset[str]) -> config.Plan:
         xray = await self._installation.current()
         done = await self._run(xray, "convert", "pb", "-outpbfile", "/dev/fd/3", "stdin:", stdin=config_text.encode())
         return await starting.read(
-            self._host.reactor, config_text, config.plan, done.output, config_text, exclude, xray.version
+            self._host.reactor, config_text, config.plan, done.output, config_text, exclude, xray.number
         )
 
     async def check(self, plan: config.Plan) -> None:
@@ -73,11 +74,11 @@ class Xray:
         xray = await self._installation.current()
         api, connections = self._new_api(xray), Connections(self._host.reactor, plan.doors)
         message = await starting.built(self._host.reactor, target, config.render, plan, api, target)
-        files = xray.files()
+        read = files(xray)
         core = self._spawn(xray, message, api, _sifter(api, connections, plan.shown))
         channel = Api(api.socket)
         await self._ready(core, channel, Path(api.socket), seconds)
-        return XrayGeneration(self._host, plan, core, channel, api, connections, target, files)
+        return XrayGeneration(self._host, plan, core, channel, api, connections, target, read)
 
     async def apply(
         self, generation: XrayGeneration, changes: Sequence[Change], end: End
@@ -136,36 +137,19 @@ class Xray:
 
     async def _run(self, xray: Executable, *arguments: str, stdin: bytes) -> Done:
         """Have the core look at a configuration. Raises as `starting.judge`."""
-        done = await run(
-            self._host.reactor,
-            [str(xray.path), *arguments],
-            environment=xray.environment,
-            owner=self._host.directory,
-            stdin=stdin,
-        )
+        done = await xray.run(*arguments, stdin=stdin)
         starting.judge(done, _VERDICT, _cause)
         return done
 
     def _new_api(self, xray: Executable) -> config.Endpoint:
         token = secrets.token_hex(8)
-        return config.Endpoint(str(self._host.directory / f"{token}.sock"), token, xray.version >= DIRECT_API)
+        return config.Endpoint(str(self._host.directory / f"{token}.sock"), token, xray.number >= DIRECT_API)
 
     def _spawn(
         self, xray: Executable, message: bytes, api: config.Endpoint, sift: Callable[[list[str]], list[str]]
     ) -> CoreProcess:
         core = CoreProcess(self._host.reactor, self._host.log.extend, sift)
-        source = memory_file(message)
-        try:
-            spawn(
-                core,
-                self._host.reactor,
-                leashed([str(xray.path), "run", *_FROM_PROTOBUF], xray.setpriv),
-                environment=xray.environment,
-                owner=self._host.directory,
-                files={0: source},
-            )
-        finally:
-            os.close(source)
+        xray.start(core, "run", *_FROM_PROTOBUF, contents={0: message})
         core.when_exited().addCallback(lambda _: _remove_socket(Path(api.socket)))
         return core
 
