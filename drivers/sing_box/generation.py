@@ -18,7 +18,7 @@ from drivers.sing_box.live import LiveFailed, LiveUsers
 from drivers.sockets.connections import Unreachable, deafen, run_dry
 from node.contract.accounts import Accounts, Change, Refusal, apply, key_of
 from node.contract.counters import Reading, Scope
-from node.contract.driver import Exit, Host
+from node.contract.driver import Applied, Exit, Host
 from node.errors import CoreFailed
 from node.logs import Logger
 from protos.service_pb2 import BackendStatsResponse
@@ -150,8 +150,14 @@ class SingBoxGeneration:
     def kill(self) -> None:
         self._process.signal(signal.SIGKILL)
 
-    def free(self, changes: Sequence[Change]) -> list[Change]:
-        """Those that need no other core: most removals, who is in its configuration as he shall be, and live users."""
+    async def apply(self, changes: Sequence[Change]) -> Applied:
+        free = self._free(changes)
+        refused = await self._admit(free)
+        admitted = set(free)
+        return Applied(refused, [change for change in changes if change not in admitted])
+
+    def _free(self, changes: Sequence[Change]) -> list[Change]:
+        """Those that need no other run: most removals, users who are in its configuration already, and live users."""
         live = [change for change in changes if change.tag in self._live_tags and change.packed is not None]
         dear = self._cost([change for change in live if not self._is_respelled(change)]) > LIVE_SECONDS
         return [change for change in changes if self._is_free(change, dear)]
@@ -174,8 +180,8 @@ class SingBoxGeneration:
         """Seconds that the core works on these."""
         return LIVE_COST * sum(len(self.accounts[change.tag]) for change in live)
 
-    async def admit(self, changes: Sequence[Change]) -> list[Refusal]:
-        """Bring changes into force that need no other core: see `free`. Who is refused."""
+    async def _admit(self, changes: Sequence[Change]) -> list[Refusal]:
+        """Bring changes into force that are free. Who is refused."""
         respelled = set(filter(self._is_respelled, changes))
         self._respell(respelled)
         coming = [change for change in changes if change.packed is not None and change not in respelled]

@@ -17,10 +17,10 @@ from drivers.xray.connections import Connections
 from drivers.xray.doors import entrances
 from drivers.xray.executable import Files
 from drivers.xray.selectors import OURS
-from drivers.xray.users import Applied, Users
+from drivers.xray.users import Users
 from node.contract.accounts import Accounts, Change
 from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
-from node.contract.driver import Exit, Host
+from node.contract.driver import Applied, Exit, Host
 from node.errors import CoreFailed, Unsupported
 from node.logs import Logger
 from protos.service_pb2 import BackendStatsResponse
@@ -115,11 +115,7 @@ class XrayGeneration:
     def kill(self) -> None:
         self._process.signal(signal.SIGKILL)
 
-    def free(self, changes: Sequence[Change]) -> list[Change]:
-        return self._users.free(changes)
-
     async def apply(self, changes: Sequence[Change]) -> Applied:
-        """Bring changes into force that need no other run of the core; those that do are left."""
         return await self._users.apply(changes)
 
     async def wind_down(self) -> None:

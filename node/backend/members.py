@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from node.backend.control import Control, Settled
 from node.backend import desired as desired_set
+from node.backend.control import Control, Settled
 from node.backend.desired import Build, Desired
 from node.backend.faults import in_background
 from node.backend.generations import Generations

@@ -84,12 +84,14 @@ class Renewal:
         return await self._replacement.restart(plan, target, 0.0, SECONDS)
 
     def _refusals(self, left: Sequence[Change], reason: str) -> list[Refusal]:
-        """Of these nobody came in. Users are named as controllers spell them."""
-        users = self._desired.roster.users
-        coming = [change for change in left if change.packed is not None and change.key in users]
-        return [
-            Refusal(User.FromString(users[change.key]).email, f"{change.tag}: {reason}") for change in coming
-        ]
+        """Of these nobody came in."""
+        coming = [change for change in left if change.packed is not None]
+        return [Refusal(self._spelled(change.key), f"{change.tag}: {reason}") for change in coming]
+
+    def _spelled(self, key: str) -> str:
+        """A user's e-mail as it was said."""
+        packed = self._desired.roster.users.get(key)
+        return key if packed is None else User.FromString(packed).email
 
 
 async def _fault(plan: Plan, wanted: Mapping[str, Accounts]) -> str:

@@ -17,7 +17,7 @@ from node.backend.faults import as_told, in_background
 from node.backend.generations import Generations
 from node.backend.members import Members
 from node.backend.record import Record
-from node.backend.replace import LAST_TRY, Replacement
+from node.backend.replace import Replacement
 from node.backend.roster import Roster
 from node.backend.state import State, Status
 from node.backend.supervisor import START_TIMEOUT, Supervisor
@@ -55,9 +55,7 @@ class Runner:
         self.status = Status(ring)
         self.desired = Desired(reactor, record)
         replacement = Replacement(reactor, generations, WindDown(reactor, generations, read))
-        self._supervisor = Supervisor(
-            reactor, ring, self.status, self._control, self.desired, generations, replacement
-        )
+        self._supervisor = Supervisor(reactor, ring, self.status, self._control, self.desired, generations, replacement)
         self._settling = self._supervisor.settling
         self.users = Members(self.status, self._control, self.desired, generations, self._settling)
         self._resuming = Backoff(reactor)
@@ -275,13 +273,9 @@ class Runner:
                 raise
             reason = as_told(error)
             again = not isinstance(reason, InvalidConfig)
-            self.status.enter(
-                State.FAILED, f"not resumed: {reason.text}" + ("; this is tried again" if again else "")
-            )
+            self.status.enter(State.FAILED, f"not resumed: {reason.text}" + ("; this is tried again" if again else ""))
             if again:
-                self._resuming.later(
-                    lambda: in_background(self.resume(driver, request, resumed), "it was not resumed")
-                )
+                self._resuming.later(lambda: in_background(self.resume(driver, request, resumed), "it was not resumed"))
         else:
             resumed()
 

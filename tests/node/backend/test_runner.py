@@ -964,7 +964,9 @@ class Stalls(RunnerTests):
             self.pass_time(1)
             self.successResultOf(done)
             self.assertFalse(core.alive)
-            self.assertEqual((self.accounts(), self.runner.status.state), ({"ann": b"new", "cy": b"three"}, "running"), name)
+            self.assertEqual(
+                (self.accounts(), self.runner.status.state), ({"ann": b"new", "cy": b"three"}, "running"), name
+            )
             self.stopped()
 
     def test_another_start_while_a_core_is_looked_at(self) -> None:
@@ -1226,7 +1228,8 @@ class Resumes(RunnerTests):
         self.successResultOf(self.resume("a", ANN))
         self.pass_time(0)
         self.assertEqual(
-            (self.runner.status.state, self.runner.status.reason), ("failed", "not resumed: not yet; this is tried again")
+            (self.runner.status.state, self.runner.status.reason),
+            ("failed", "not resumed: not yet; this is tried again"),
         )
         self.failureResultOf(self.sync_users(BOB), CoreFailed)
         self.pass_time(4)
