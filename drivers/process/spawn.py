@@ -30,11 +30,9 @@ OUTPUT = 256 * 1024**2
 
 
 @dataclass(frozen=True)
-class Done:
-    """A command that ran to its end."""
+class Done(Exit):
+    """A command that ran to its end, and its output."""
 
-    code: int
-    lines: tuple[str, ...]
     output: bytes
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from drivers.json_text import parse
 from drivers.sing_box.accounts import BUILDERS, Inbound, inbound_of, label, login_of, name_of, nobody, quoted_name
 from node.contract.accounts import Account, Accounts
-from node.contract.counters import DIRECTIONS
+from node.contract.counters import DIRECTIONS, Scope, counter_name
 from node.errors import InvalidConfig
 from protos.service_pb2 import User
 
@@ -120,10 +120,10 @@ class Plan:
     @property
     def silent(self) -> dict[str, int]:
         """The counters of all inbounds and outbounds before they carried anything: the core has none of them then."""
-        handlers = (("inbound", "inbounds"), ("outbound", "outbounds"), ("outbound", "endpoints"))
+        scopes = (Scope.INBOUND, Scope.OUTBOUND, Scope.OUTBOUND)
         return {
-            f"{scope}>>>{handler['tag']}>>>traffic>>>{direction}": 0
-            for scope, kind in handlers
+            counter_name(scope, handler["tag"], direction): 0
+            for scope, kind in zip(scopes, _TAGGED, strict=True)
             for handler in self.tree.get(kind, [])
             for direction in DIRECTIONS
         }

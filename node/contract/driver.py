@@ -44,11 +44,14 @@ class Exit:
     lines: tuple[str, ...]
 
     @property
+    def how(self) -> str:
+        return f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
+
+    @property
     def reason(self) -> str:
         """One line for an operator."""
-        how = f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
         telling = [line for line in self.lines if line.startswith(_TELLING)] or self.lines
-        return f"the core ended by itself ({how})" + (f": {telling[-1]}" if telling else "")
+        return f"the core ended by itself ({self.how})" + (f": {telling[-1]}" if telling else "")
 
 
 class Applied(NamedTuple):

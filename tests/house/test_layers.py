@@ -28,7 +28,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "node.transport": {"node.api", "node.aio", "node.errors", "node.logs", "node.periodic"},
     "node.client": {"node.api", "node.aio", "node.errors", "node.logs"},
-    "drivers": {"node.contract"},
+    "drivers": {"node.contract", "node.errors"},
     "drivers.install": {"drivers.process.leash"},
     "drivers.process": {"drivers.install", "node.contract", "node.errors", "node.logs"},
     "drivers.sockets": {"node.logs"},
