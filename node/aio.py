@@ -1,6 +1,6 @@
-"""The asyncio thread that gRPC lives in, and the only two ways across: `run` from the reactor, `call` from asyncio.
+"""The asyncio thread that gRPC lives in, and the ways across: `run` from the reactor, `call` and `tell` from asyncio.
 
-Both carry results, errors and cancellation. Nothing else in the node crosses threads or knows of asyncio's.
+`run` and `call` carry results, errors and cancellation. Nothing else in the node crosses threads or knows of asyncio's.
 """
 
 from __future__ import annotations
@@ -90,30 +90,23 @@ class Aio(Service):
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(coro, self._loop).result(seconds)
 
+    def tell(self, function: Callable[..., None], *args: Any) -> None:
+        """Call a function of the reactor's from asyncio, before anything that asyncio crosses with later."""
+        self._reactor.callFromThread(function, *args)
+
     async def call(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Call a coroutine function of the reactor's from asyncio. Cancelling the task cancels its Deferred."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         running: list[Deferred[T]] = []
 
-        def resolve(value: T | None, failure: Failure | None) -> None:
-            if future.done():
-                return
-            if failure is None:
-                future.set_result(value)  # type: ignore[arg-type]
-            elif failure.check(CancelledError):
-                future.cancel()
-            elif failure.value is not None:
-                future.set_exception(failure.value)
-
-        def back(value: T | None, failure: Failure | None) -> None:
+        def back(outcome: T | Failure) -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(resolve, value, failure)
+                loop.call_soon_threadsafe(_resolve, future, outcome)
 
         def start() -> None:
-            deferred: Deferred[T] = ensureDeferred(function(*args))  # type: ignore[arg-type]
-            running.append(deferred)
-            deferred.addCallbacks(lambda value: back(value, None), lambda failure: back(None, failure))
+            running.append(ensureDeferred(function(*args)))  # type: ignore[arg-type]
+            running[0].addBoth(back)
 
         def stop() -> None:
             for deferred in running:
@@ -125,3 +118,14 @@ class Aio(Service):
         except asyncio.CancelledError:
             self._reactor.callFromThread(stop)
             raise
+
+
+def _resolve(future: asyncio.Future[T], outcome: T | Failure) -> None:
+    if future.done():
+        return
+    if not isinstance(outcome, Failure):
+        future.set_result(outcome)
+    elif outcome.check(CancelledError):
+        future.cancel()
+    elif outcome.value is not None:
+        future.set_exception(outcome.value)

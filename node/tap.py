@@ -10,11 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from twisted.application.service import IService, Service
 from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred
 from twisted.internet.error import CannotListenError
+from twisted.internet.interfaces import IListeningPort
 from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
 
@@ -28,6 +29,7 @@ from node.contract.driver import Host
 from node.logs import Logger, LogRing
 from node.machine.system import SystemStats
 from node.machine.systemd import Notifier, Systemd
+from node.reactor import Reactor
 from node.settings import BadSettings, Settings, all_settings, load
 from node.state.directory import StateDirectory
 from node.state.store import Store
@@ -83,22 +85,23 @@ def makeService(options: Options) -> IService:
     """The node. A bad setting ends the process with one line a fault."""
     from twisted.internet import reactor
 
-    follow_no_clock_on_the_wall(reactor)
+    node_reactor = cast(Reactor, reactor)
+    follow_no_clock_on_the_wall(node_reactor)
     try:
         settings = load(options.settings(), Path.cwd(), drivers=DRIVER_SETTINGS)
     except BadSettings as bad:
         raise SystemExit("\n".join(f"txnode cannot start: {fault}" for fault in bad.faults)) from bad
-    return NodeService(reactor, settings)
+    return NodeService(node_reactor, settings)
 
 
-def follow_no_clock_on_the_wall(reactor: Any) -> None:
+def follow_no_clock_on_the_wall(reactor: Reactor) -> None:
     """Have all timers run on the monotonic clock, before there is one.
 
     Twisted's own run on the time of day. When that is set back nothing happens for as long, not even systemd's
     watchdog is told; when it is set ahead whatever has time left runs out at once.
     """
     # Delayed calls, `LoopingCall` and the reactor's own waiting all ask this.
-    reactor.seconds = time.monotonic
+    reactor.seconds = time.monotonic  # type: ignore[method-assign]
 
 
 class NodeService(Service):
@@ -106,7 +109,7 @@ class NodeService(Service):
 
     log = Logger()
 
-    def __init__(self, reactor: Any, settings: Settings) -> None:
+    def __init__(self, reactor: Reactor, settings: Settings) -> None:
         self._reactor = reactor
         self._settings = settings
         self._state = StateDirectory(settings.state_dir)
@@ -126,7 +129,7 @@ class NodeService(Service):
         authenticator = Authenticator(settings.api_key)
         self._rpc = RpcServer(self._aio, calls, authenticator)
         self._site = Site(make_app(calls), authenticator, reactor, log_requests=settings.debug, heard=calls.touch)
-        self._rest_port: Any = None
+        self._rest_port: IListeningPort | None = None
 
     def startService(self) -> None:
         super().startService()
@@ -194,7 +197,7 @@ class NodeService(Service):
             everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - the documented default
             interface = self._settings.host or everywhere
             factory = self._certificates.context_factory
-            self._rest_port = self._reactor.listenSSL(port, self._site, factory, BACKLOG, interface)
+            self._rest_port = self._reactor.listenSSL(port, self._site, factory, BACKLOG, interface)  # type: ignore[arg-type]
 
     def _ready(self) -> None:
         reload: Callable[..., object] = lambda *_: self._reactor.callFromThread(self._certificates.reload)  # noqa: E731

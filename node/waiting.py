@@ -26,6 +26,12 @@ async def together(works: Iterable[Coroutine[Any, Any, T] | Deferred[T]]) -> lis
     return [outcome for _, outcome in ended]
 
 
+def fire(waiter: Deferred[T], outcome: T) -> None:
+    """The first outcome counts; whoever comes later with another one changes nothing."""
+    if not waiter.called:
+        waiter.callback(outcome)
+
+
 class Signal:
     """Fires once, for any number of waiters."""
 

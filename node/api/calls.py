@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError, Message
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
 
 from node.api.auth import Dialect
 from node.api.methods import Method
 from node.errors import Internal, InvalidRequest, NodeError, Unsupported
 from node.logs import Logger, LogRing
+from node.waiting import fire
 
 
 class Feed(Protocol):
@@ -33,59 +35,37 @@ class Backend(Protocol):
 
 
 class Call:
-    """One request under way, for whoever answers it: what its caller speaks, and what becomes of the reply."""
-
-    log = Logger()
+    """One request under way, for whoever answers it: what its caller speaks, and whether the reply is delivered."""
 
     def __init__(self, method: Method, dialect: Dialect) -> None:
         self.dialect = dialect
+        self.outcome: Deferred[bool] = Deferred()
+        # Somebody waits for the outcome.
+        self.awaited = False
         self._method = method
-        self._whole: bool | None = None
-        self._callbacks: list[Callable[[bool], None]] = []
 
-    @property
-    def awaited(self) -> bool:
-        """Somebody wants to know what becomes of the reply."""
-        return bool(self._callbacks)
+    def delivered(self) -> Deferred[bool]:
+        """Fires once, on the reactor: whether the reply was delivered whole.
 
-    def when_settled(self, callback: Callable[[bool], None]) -> None:
-        """Have this called once, on the reactor: whether the reply was handed over whole.
-
-        False: the work failed, the caller hung up, the reply could not be sent, the node stopped. To be called before
-        the reply is returned, and only where the method `settles`. What "handed over" means on each transport is in
-        docs/interface.md.
+        False: the work failed, the caller hung up, the reply could not be sent, the node stopped. To be asked for
+        before the reply is returned, and only where the method is `watched`. What "delivered" means on each transport
+        is in docs/interface.md.
         """
-        if not settles(self._method):
+        if not watched(self._method):
             raise RuntimeError(f"nothing is known of what becomes of a reply of {self._method.name}")
-        if self._whole is None:
-            self._callbacks.append(callback)
-        else:
-            self._tell(callback, self._whole)
-
-    def settle(self, whole: bool) -> None:
-        """For the transports: what became of the reply. The first word counts."""
-        if self._whole is None:
-            self._whole = whole
-            callbacks, self._callbacks = self._callbacks, []
-            for callback in callbacks:
-                self._tell(callback, whole)
-
-    def _tell(self, callback: Callable[[bool], None], whole: bool) -> None:
-        try:
-            callback(whole)
-        except Exception:  # noqa: BLE001 - logged; the transport that brings the word is not to blame
-            self.log.failure("what depends on a reply was not done (handed over: {whole})", whole=whole)
+        self.awaited = True
+        return self.outcome
 
 
 @dataclass(frozen=True)
 class Reply:
-    """The serialised reply. Where `settle` is given, somebody waits to be told, once, whether it was handed over whole.
+    """The serialised reply. Where `delivered` is given, somebody waits for it: the transport is to fire it.
 
-    `settle` is to be called on the reactor.
+    That is done on the reactor, by `node.waiting.fire`: the node's end may have been first.
     """
 
     body: bytes
-    settle: Callable[[bool], None] | None = None
+    delivered: Deferred[bool] | None = None
 
 
 class Calls:
@@ -96,7 +76,7 @@ class Calls:
     def __init__(self, backend: Backend, ring: LogRing) -> None:
         self._backend = backend
         self._ring = ring
-        self._unsettled: set[Call] = set()
+        self._undelivered: set[Deferred[bool]] = set()
 
     async def unary(self, method: Method, body: bytes, dialect: Dialect) -> Reply:
         """Parse, run and serialise one request."""
@@ -106,21 +86,24 @@ class Calls:
         request = parse(method, body)
         handler: Callable[[Any, Call], Awaitable[Message]] = getattr(self._backend, method.call)
         call = Call(method, dialect)
-        self._unsettled.add(call)
+        delivered = call.outcome
+        self._undelivered.add(delivered)
         try:
-            reply = (await self._guarded(method, handler(request, call))).SerializeToString()
+            reply = await self._guarded(method, handler(request, call))
         except BaseException:
-            self._settle(call, False)
+            fire(delivered, False)
             raise
-        if call.awaited:
-            return Reply(reply, partial(self._settle, call))
-        self._unsettled.discard(call)
+        finally:
+            delivered.addErrback(self._not_done).addBoth(lambda _: self._undelivered.discard(delivered))
+        if call.awaited and not delivered.called:
+            return Reply(reply, delivered)
+        fire(delivered, False)
         return Reply(reply)
 
     def close(self) -> None:
-        """The node ends: what was not handed over by now never will be."""
-        for call in tuple(self._unsettled):
-            self._settle(call, False)
+        """The node ends: what was not delivered by now never will be."""
+        for delivered in tuple(self._undelivered):
+            fire(delivered, False)
 
     def open(self, method: Method) -> OpenFeed:
         """Begin a call whose requests are a stream."""
@@ -135,13 +118,13 @@ class Calls:
     def touch(self) -> None:
         self._backend.touch()
 
-    def _settle(self, call: Call, whole: bool) -> None:
-        self._unsettled.discard(call)
-        call.settle(whole)
+    def _not_done(self, failure: Failure) -> None:
+        """The transport that brings the word is not to blame."""
+        self.log.failure("what depends on the delivery of a reply was not done", failure)
 
-    async def _guarded(self, method: Method, work: Awaitable[Message]) -> Message:
+    async def _guarded(self, method: Method, work: Awaitable[Message]) -> bytes:
         try:
-            return await work
+            return (await work).SerializeToString()
         except NodeError:
             raise
         except Exception as fault:
@@ -166,8 +149,7 @@ class OpenFeed:
 
     async def finish(self) -> bytes:
         """The serialised reply."""
-        reply = await self._calls._guarded(self._method, self._feed.finish())
-        return reply.SerializeToString()
+        return await self._calls._guarded(self._method, self._feed.finish())
 
 
 class LogReader:
@@ -188,8 +170,8 @@ class LogReader:
         return lines
 
 
-def settles(method: Method) -> bool:
-    """Whether it becomes known what became of a reply: where a request can take something away. It costs a little."""
+def watched(method: Method) -> bool:
+    """Whether it becomes known if a reply was delivered: where a request can take something away. It costs a little."""
     return "reset" in method.request.DESCRIPTOR.fields_by_name
 
 

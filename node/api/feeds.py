@@ -13,8 +13,8 @@ from protos.service_pb2 import Empty, User, UsersChunk
 
 # Users of one stream that may be on their way to the core; then the stream is not read further.
 IN_FLIGHT = 1000
-# Users of one stream who were refused and are named at its end, and of how long a name: it may be open for weeks. The
-# log has all of them.
+# Users of one stream whose last message went wrong and who are told of at its end, and of how long a name: it may be
+# open for weeks. The log has all of them.
 REMEMBERED = 1000
 LONGEST_NAME = 100
 
@@ -26,7 +26,7 @@ def require_few(users: int) -> None:
 
 
 class UserFeed:
-    """Each user is applied as he arrives. What goes wrong is told at the end: one user must not end a stream."""
+    """Each user is applied as they arrive. What goes wrong is told at the end: one user must not end a stream."""
 
     log = Logger()
 
@@ -34,8 +34,8 @@ class UserFeed:
         self._members = members
         self._room = DeferredSemaphore(IN_FLIGHT)
         self._under_way: set[Deferred[None]] = set()
-        self._refused: dict[str, list[Refusal]] = {}
-        self._fault: NodeError | None = None
+        # By user: what the core refused of them, or why they were not applied.
+        self._wrong: dict[str, list[Refusal] | NodeError] = {}
 
     async def feed(self, user: User) -> None:
         await self._room.acquire()
@@ -47,35 +47,40 @@ class UserFeed:
     async def finish(self) -> Empty:
         await gatherResults([*self._under_way])
         await self._members.recorded()
-        if self._fault is not None:
-            raise self._fault
-        raise_refused([refusal for refused in self._refused.values() for refusal in refused])
+        errors = [wrong for wrong in self._wrong.values() if isinstance(wrong, NodeError)]
+        if errors:
+            raise errors[-1]
+        raise_refused([refusal for wrong in self._wrong.values() if isinstance(wrong, list) for refusal in wrong])
         return Empty()
 
     async def _one(self, user: User) -> None:
         try:
-            touched, refused = await self._members.put(user)
-            refused = refused + await self._members.settle(touched)
-            self._note(user.email, refused)
-        except NodeError as fault:
-            self._fault = fault
-            self.log.warn("user {email} was not applied: {reason}", email=user.email, reason=fault.text)
-        except Exception as fault:  # noqa: BLE001 - logged, and told at the end
+            self._note(user.email, await self._applied(user))
+        except NodeError as error:
+            self._note(user.email, error)
+            self.log.warn("user {email} was not applied: {reason}", email=user.email, reason=error.text)
+        except Exception as error:  # noqa: BLE001 - logged, and told at the end
             self.log.failure("user {email} was not applied", email=user.email)
-            self._fault = Internal(f"internal error for user {shown(user.email)}: {type(fault).__name__}")
+            self._note(user.email, Internal(f"internal error for user {shown(user.email)}: {type(error).__name__}"))
         finally:
             self._room.release()
 
-    def _note(self, email: str, refused: list[Refusal]) -> None:
+    async def _applied(self, user: User) -> list[Refusal]:
+        """Apply what a message says of a user. What was refused of it."""
+        touched, refused = await self._members.put(user)
+        refused = refused + await self._members.settle(touched)
+        for email, reason in refused:
+            self.log.warn("user {email} was refused: {reason}", email=email, reason=reason)
+        return [Refusal(email[:LONGEST_NAME], reason) for email, reason in refused]
+
+    def _note(self, email: str, wrong: list[Refusal] | NodeError) -> None:
         """Remember the newest word on a user: a later message that works mends an earlier one."""
         key = key_of(email[:LONGEST_NAME])
-        self._refused.pop(key, None)
-        if refused:
-            self._refused[key] = [Refusal(name[:LONGEST_NAME], reason) for name, reason in refused]
-        if len(self._refused) > REMEMBERED:
-            del self._refused[next(iter(self._refused))]
-        for refusal in refused:
-            self.log.warn("user {email} was refused: {reason}", email=refusal.email, reason=refusal.reason)
+        self._wrong.pop(key, None)
+        if wrong:
+            self._wrong[key] = wrong
+        if len(self._wrong) > REMEMBERED:
+            del self._wrong[next(iter(self._wrong))]
 
 
 class ChunkFeed:

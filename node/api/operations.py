@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from twisted.internet.defer import ensureDeferred
 from twisted.python.failure import Failure
@@ -22,6 +21,7 @@ from node.errors import Aborted, CoreFailed, UnknownName, Unsupported, shown
 from node.logs import Logger, LogRing
 from node.machine.system import SystemStats
 from node.periodic import Periodic, Warns
+from node.reactor import PooledReactor
 from node.state.database import Changes, Saved
 from node.state.store import Store
 from node.traffic.polling import Traffic
@@ -50,7 +50,7 @@ class Backend:
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: PooledReactor,
         ring: LogRing,
         drivers: Mapping[int, Driver],
         system: SystemStats,
@@ -131,7 +131,7 @@ class Backend:
         return await self._runner.current().backend_stats()
 
     async def stats(self, request: StatRequest, call: Call) -> service_pb2.StatResponse:
-        return await self._traffic.stats(request, call.when_settled)
+        return await self._traffic.stats(request, call.delivered)
 
     async def online(self, request: StatRequest, _: Call) -> service_pb2.OnlineStatResponse:
         try:

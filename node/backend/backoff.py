@@ -6,21 +6,21 @@ At once if it had served for a while, or if it is the first time; else after 1, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain, count
 
+from twisted.application.internet import backoffPolicy
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 LONGEST = 30.0
 # A core that served for this long, in seconds, does not die young.
 STEADY = 2.0
+# Without jitter: there is one core.
+_delay = backoffPolicy(initialDelay=1.0, maxDelay=LONGEST, factor=2.0, jitter=lambda: 0.0)
 
 
 def delays() -> Iterator[float]:
     """Seconds before each try."""
-    yield 0.0
-    delay = 1.0
-    while True:
-        yield delay
-        delay = min(LONGEST, 2 * delay)
+    return chain([0.0], map(_delay, count()))
 
 
 class Backoff:

@@ -11,6 +11,7 @@ from weakref import WeakSet
 
 from google.protobuf.message import DecodeError, Message
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 
 from node.aio import Aio
 from node.api.methods import METHODS
@@ -33,14 +34,14 @@ T = TypeVar("T")
 _METHODS = {method.name: method for method in METHODS}
 
 
-def connect(reactor: Any, target: Target, *, deadline: float = DEADLINE, aio: Aio | None = None) -> Client:
+def connect(reactor: IReactorTime, target: Target, *, deadline: float = DEADLINE, aio: Aio | None = None) -> Client:
     """A client of this node. It connects with the first call. Whoever has many nodes gives one running `aio` to all.
 
     Raises `OSError` or `ValueError` for a key or a certificate that cannot be read.
     """
     if target.transport == "rest":
         return Client(reactor, RestTransport(reactor, target), deadline)
-    bridge = aio or Aio(reactor)
+    bridge = aio or Aio(IReactorFromThreads(reactor))
     transport = RpcTransport(reactor, target, bridge, owned=aio is None)
     if aio is None:
         bridge.startService()
@@ -53,7 +54,7 @@ class Client:
     A call that is cancelled, or too late, ends on this side; the node goes on with what it has accepted.
     """
 
-    def __init__(self, reactor: Any, transport: Transport, deadline: float = DEADLINE) -> None:
+    def __init__(self, reactor: IReactorTime, transport: Transport, deadline: float = DEADLINE) -> None:
         self._reactor = reactor
         self._transport = transport
         self._deadline = deadline

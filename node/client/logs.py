@@ -7,10 +7,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain, count
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from twisted.application.internet import backoffPolicy
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
 from node.client.failures import NoReply
@@ -42,7 +43,9 @@ class LogStream:
     - After a break, the first lines may come SETTLED seconds late.
     """
 
-    def __init__(self, reactor: Any, connect: Callable[[], Awaitable[Inbox]], patience: float = math.inf) -> None:
+    def __init__(
+        self, reactor: IReactorTime, connect: Callable[[], Awaitable[Inbox]], patience: float = math.inf
+    ) -> None:
         self._reactor = reactor
         self._connect = connect
         self._patience = patience

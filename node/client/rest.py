@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from io import BytesIO
-from typing import Any
 
 from google.protobuf.message import Message
 from google.protobuf.proto import serialize_length_prefixed
@@ -12,6 +11,7 @@ from OpenSSL import SSL
 from treq.client import HTTPClient
 from twisted.internet import error
 from twisted.internet.defer import CancelledError
+from twisted.internet.interfaces import IReactorTime
 from twisted.web.client import (  # type: ignore[attr-defined]
     Agent,
     HTTPConnectionPool,
@@ -53,7 +53,7 @@ _BROKEN = (
 class RestTransport:
     """See `Transport`. A feed of users is a request for each; all are sent, then the refused ones are told as one."""
 
-    def __init__(self, reactor: Any, target: Target) -> None:
+    def __init__(self, reactor: IReactorTime, target: Target) -> None:
         self._reactor = reactor
         self._host = target.address
         self._dialect = target.dialect
@@ -110,7 +110,6 @@ class RestTransport:
                 data=body or None,
                 allow_redirects=False,
                 unbuffered=True,
-                reactor=self._reactor,
             )
         except _BROKEN as fault:
             raise _unanswered(fault) from fault

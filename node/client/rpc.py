@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
 
 from node.api.methods import MAX_BODY, SERVICE, Kind, Method
 from node.client.failures import Unreachable, of_grpc
@@ -44,7 +45,7 @@ _OPTIONS = [
 class RpcTransport:
     """See `Transport`. A feed is one stream. An `aio` that is `owned` is stopped by `close`."""
 
-    def __init__(self, reactor: Any, target: Target, aio: Aio, owned: bool) -> None:
+    def __init__(self, reactor: IReactorTime, target: Target, aio: Aio, owned: bool) -> None:
         self._reactor = reactor
         self._aio = aio
         self._owned = owned

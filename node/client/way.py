@@ -8,7 +8,7 @@ from cryptography.x509 import load_pem_x509_certificates
 from OpenSSL.crypto import X509, X509StoreFlags
 from OpenSSL.SSL import Connection
 from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
-from twisted.internet.interfaces import IOpenSSLClientConnectionCreator, IStreamClientEndpoint
+from twisted.internet.interfaces import IOpenSSLClientConnectionCreator, IReactorTime, IStreamClientEndpoint
 from twisted.internet.ssl import Certificate, optionsForClientTLS, platformTrust, trustRootFromCertificates
 from twisted.web.client import URI
 from twisted.web.iweb import IAgentEndpointFactory
@@ -19,7 +19,7 @@ from zope.interface import implementer
 class Way:
     """Leads to this host, whatever the URL. Its name is checked. Without `pem` the machine's authorities count."""
 
-    def __init__(self, reactor: Any, host: str, port: int, pem: bytes | None) -> None:
+    def __init__(self, reactor: IReactorTime, host: str, port: int, pem: bytes | None) -> None:
         self._reactor = reactor
         self._address = host, port
         found = [] if pem is None else load_pem_x509_certificates(pem)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
 
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.threads import deferToThreadPool
 
 from node.logs import Logger
+from node.reactor import PooledReactor
 
 # malloc.h: from how many heaps threads are served. They take turns in Python anyway.
 _M_ARENA_MAX = -8
@@ -28,7 +28,7 @@ class Memory:
 
     log = Logger()
 
-    def __init__(self, reactor: Any) -> None:
+    def __init__(self, reactor: PooledReactor) -> None:
         self._reactor = reactor
         libc = ctypes.CDLL(None)
         # glibc's own (mallopt(3), malloc_trim(3)); other C libraries do it by themselves, or not at all.

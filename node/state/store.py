@@ -18,6 +18,7 @@ from twisted.python.threadpool import ThreadPool
 
 from node.contract.counters import Row
 from node.logs import Logger
+from node.reactor import PooledReactor
 from node.state.database import Changes, Damaged, Database, Saved, Unwritable
 from node.waiting import Signal
 
@@ -38,7 +39,7 @@ class Store:
 
     log = Logger()
 
-    def __init__(self, reactor: Any, path: Path) -> None:
+    def __init__(self, reactor: PooledReactor, path: Path) -> None:
         self._reactor = reactor
         self._database = Database(path)
         self._path = path

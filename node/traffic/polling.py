@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from functools import partial
 from itertools import islice
-from typing import Any, Protocol
+from typing import Protocol
 
-from twisted.internet.defer import DeferredLock
+from twisted.internet.defer import Deferred, DeferredLock
+from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
 from node.contract.counters import DIRECTIONS, Reading, Row, Scope
@@ -27,9 +29,6 @@ FRESH = 0.1
 SLICE = 2000
 
 UP, DOWN = DIRECTIONS
-
-# Is told whether a reply was handed over whole.
-Settled = Callable[[bool], None]
 
 _ALL = {
     service_pb2.Outbounds: Scope.OUTBOUND,
@@ -57,7 +56,7 @@ class Traffic:
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: IReactorTime,
         generations: Counting,
         is_user: Callable[[str], bool],
         store: Store,
@@ -103,10 +102,10 @@ class Traffic:
         """
         return await lasting(self._turn.run(self._read, generation))
 
-    async def stats(self, request: StatRequest, when_settled: Callable[[Settled], None]) -> StatResponse:
+    async def stats(self, request: StatRequest, delivered: Callable[[], Deferred[bool]]) -> StatResponse:
         """The rows of a request, from the ledger. With a reset they come back if the reply is not delivered.
 
-        `when_settled` takes what is to be told of that. Raises `UnknownName`.
+        `delivered` is asked for where that matters. Raises `UnknownName`.
         """
         self._asked_at = asked_at = self._reactor.seconds()
         if self._is_old(asked_at):
@@ -115,8 +114,7 @@ class Traffic:
         self._require(scope)
         rows = self._ledger.all(scope) if name is None else iter([self._row(scope, name)])
         if request.reset:
-            taken = self._ledger.take(scope, name)
-            when_settled(lambda delivered: self._settled(taken, delivered))
+            delivered().addCallback(partial(self._settle, self._ledger.take(scope, name)))
         # Among all users only what is not zero is told.
         return await self._told(rows, zeros=name is not None or scope is not Scope.USER)
 
@@ -132,7 +130,7 @@ class Traffic:
         if len(rows) == SLICE:
             self._reactor.callLater(0, self.save)
 
-    def _settled(self, taken: Taken, delivered: bool) -> None:
+    def _settle(self, taken: Taken, delivered: bool) -> None:
         self._ledger.settle(taken, delivered)
         if delivered:
             # At once: what was delivered must not come back after a crash.

@@ -12,9 +12,11 @@ import socket
 import struct
 import termios
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionAborted
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.protocols.policies import ProtocolWrapper
@@ -22,6 +24,7 @@ from twisted.protocols.tls import BufferingTLSTransport
 from twisted.python.failure import Failure
 
 from node.logs import Logger
+from node.waiting import fire
 
 # Seconds between two looks at a connection: the first, and the longest.
 FIRST_LOOK = 0.001
@@ -77,75 +80,69 @@ def queued(below: Any) -> int:
     return int(len(below.dataBuffer) - below.offset + below._tempDataLen)
 
 
-class Handovers:
-    """The replies that somebody waits for, each until it is settled."""
+class Deliveries:
+    """The replies on their way that somebody asked about."""
 
     def __init__(self, reactor: IReactorTime) -> None:
         self._reactor = reactor
-        self._under_way: dict[Handover, Any] = {}
+        self._under_way: dict[Delivery, Any] = {}
 
-    def write(self, request: Any, body: bytes, settle: Callable[[bool], None]) -> None:
-        """Write the whole body of a response and see to it that `settle` is told, once, what became of it."""
-        try:
-            self._write(request, body, settle)
-        except BaseException:
-            settle(False)
-            raise
+    def write(self, request: Any, body: bytes, delivered: Deferred[bool]) -> None:
+        """Write the whole body of a response; `delivered` is fired when it is known what became of it."""
+        with ExitStack() as failed:
+            failed.callback(fire, delivered, False)
+            transport = request.channel.transport
+            begin = written(transport)
+            # Its own, for the transport closes the other before it tells that the connection is lost.
+            link = tcp(transport).getHandle().dup()
+            failed.callback(link.close)
+            request.write(body)
+            end = written(transport)
+            # There is more than the body, the headers at least: a connection that is ending took nothing.
+            if end - begin > len(body):
+                failed.pop_all()
+                self._watch(transport, link, end, delivered)
 
     def lost(self, transport: Any, reason: Failure) -> None:
         """The connection of this transport is no more. Unless it was aborted, the kernel may still be delivering."""
-        for handover in [one for one, of in self._under_way.items() if of is transport]:
+        for delivery in [one for one, of in self._under_way.items() if of is transport]:
             if reason.check(ConnectionAborted):
-                handover.give_up()
+                delivery.give_up()
             else:
-                handover.lost(short=queued(tcp(transport)) > 0)
+                delivery.lost(short=queued(tcp(transport)) > 0)
 
     def close(self) -> None:
-        """The node ends: settle everything by what is known now."""
-        for handover in tuple(self._under_way):
-            handover.give_up()
+        """The node ends: all is told that is known now."""
+        for delivery in tuple(self._under_way):
+            delivery.give_up()
 
-    def _write(self, request: Any, body: bytes, settle: Callable[[bool], None]) -> None:
-        transport = request.channel.transport
-        begin = written(transport)
-        # Its own, for the transport closes the other before it tells that the connection is lost.
-        link = tcp(transport).getHandle().dup()
-        try:
-            request.write(body)
-            end = written(transport)
-        except BaseException:
+    def _watch(self, transport: Any, link: socket.socket, end: int, delivered: Deferred[bool]) -> None:
+        def over(_: object) -> None:
+            del self._under_way[delivery]
             link.close()
-            raise
-        if end - begin <= len(body):
-            # There is more than the body, the headers at least: a connection that is ending took nothing.
-            link.close()
-            settle(False)
-            return
 
-        def done(whole: bool) -> None:
-            del self._under_way[handover]
-            link.close()
-            settle(whole)
-
-        handover = Handover(self._reactor, lambda: progress(link), end, done)
-        self._under_way[handover] = transport
+        delivery = Delivery(self._reactor, lambda: progress(link), end, delivered)
+        self._under_way[delivery] = transport
+        delivered.addCallback(over)
 
 
-class Handover:
-    """One reply on its way. Looks at the connection, first often and then seldom, until its fate is known."""
+class Delivery:
+    """One reply on its way. Looks at the connection, first often and then seldom, until `delivered` is fired."""
 
     log = Logger()
 
     def __init__(
-        self, reactor: IReactorTime, look: Callable[[], Progress], end: int, done: Callable[[bool], None]
+        self, reactor: IReactorTime, look: Callable[[], Progress], end: int, delivered: Deferred[bool]
     ) -> None:
         self._reactor = reactor
         self._look = look
         self._end = end
-        self._done = done
+        self._delivered = delivered
         self._lost = False
         self._pause = FIRST_LOOK
         self._timer: IDelayedCall = reactor.callLater(self._pause, self._again)
+        # Whoever fires it, also the node's end.
+        delivered.addCallback(self._stop)
 
     def lost(self, short: bool) -> None:
         """The kernel is given no more. `short`: it was not given all that was written.
@@ -154,24 +151,28 @@ class Handover:
         """
         self._lost = True
         self._end += short
-        self._settle(self._fate())
+        self._tell()
 
     def give_up(self) -> None:
         """There is no time to wait for more."""
-        self._settle(self._fate() or False)
+        self._tell()
+        fire(self._delivered, False)
 
     def _again(self) -> None:
-        self._settle(self._fate())
-
-    def _settle(self, whole: bool | None) -> None:
-        """Tell what is known, or look again later. The kernel ends a connection that makes no progress: see `site`."""
-        if self._timer.active():
-            self._timer.cancel()
-        if whole is not None:
-            self._done(whole)
-            return
+        """The kernel ends a connection that makes no progress: see `site`."""
         self._timer = self._reactor.callLater(self._pause, self._again)
         self._pause = min(2 * self._pause, LAST_LOOK)
+        self._tell()
+
+    def _stop(self, _: object) -> None:
+        if self._timer.active():
+            self._timer.cancel()
+
+    def _tell(self) -> None:
+        """Tell what is known, once."""
+        delivered = None if self._delivered.called else self._fate()
+        if delivered is not None:
+            fire(self._delivered, delivered)
 
     def _fate(self) -> bool | None:
         try:

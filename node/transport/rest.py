@@ -6,7 +6,6 @@ Authentication, deadlines and the limit of size are behind us here: see `node.tr
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
-from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -26,6 +25,7 @@ from node.api.methods import METHODS, Kind, Method
 from node.errors import Internal, InvalidRequest, NodeError, UnknownPath, WrongMediaType, WrongVerb
 from node.logs import Logger
 from node.transport.site import Request
+from node.waiting import fire, lasting
 
 MEDIA_TYPE = "application/x-protobuf"
 # Seconds without a line after which a log stream carries a comment, so that nothing on the way thinks it dead.
@@ -106,8 +106,8 @@ def _accepted(work: Coroutine[Deferred[object], object, Reply]) -> Deferred[Repl
     outcome: Deferred[Reply] = Deferred()
 
     def answer(reply: Reply) -> None:
-        if outcome.called and reply.settle is not None:  # there is nobody to have it any more
-            reply.settle(False)
+        if outcome.called and reply.delivered is not None:  # there is nobody to have it any more
+            fire(reply.delivered, False)
         outcome.callback(reply)
 
     done = Deferred.fromCoroutine(work).addErrback(lambda failure: Failure(_translated(failure)))
@@ -119,20 +119,14 @@ async def _answer(request: Request, reply: Reply) -> bytes:
     """What is still to be written of a response: its body, unless it has to be watched on its way."""
     request.setHeader(b"Content-Type", MEDIA_TYPE.encode())
     request.setHeader(b"Content-Length", b"%d" % len(reply.body))
-    if reply.settle is None:
+    if reply.delivered is None:
         return reply.body
-    arrived: Deferred[None] = Deferred()
-    request.site.handovers.write(request, reply.body, partial(_settled, reply.settle, arrived))
+    request.site.deliveries.write(request, reply.body, reply.delivered)
     if not request.channel.persistent:
         # The client has its reply. TLS's farewell behind it would lie unread there when he closes, and his kernel would
         # reset the connection instead of acknowledging what he read.
-        await arrived
+        await lasting(reply.delivered)
     return b""
-
-
-def _settled(settle: Callable[[bool], None], arrived: Deferred[None], whole: bool) -> None:
-    settle(whole)
-    arrived.callback(None)
 
 
 def _failed(request: Any, failure: Failure) -> bytes:

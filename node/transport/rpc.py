@@ -19,11 +19,12 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from node.api.auth import Authenticator, dialect
-from node.api.calls import Calls, LogReader, OpenFeed, Reply, settles
+from node.api.calls import Calls, LogReader, OpenFeed, Reply, watched
 from node.api.methods import MAX_BODY, METHODS, SERVICE, Kind, Method
 from node.errors import Internal, NodeError, Unauthenticated
 from node.logs import Logger
 from node.transport.serving import Serving
+from node.waiting import fire
 from protos.service_pb2 import Log
 
 # Seconds that calls under way may take to end at shutdown.
@@ -67,7 +68,7 @@ class RpcServer:
     def __init__(self, aio: Aio, calls: Calls, authenticator: Authenticator) -> None:
         self._aio = aio
         self._serving: Serving | None = None
-        self._gate = _Gate(authenticator, partial(aio.call, _heard, calls))
+        self._gate = _Gate(authenticator, partial(aio.tell, calls.touch))
         self._handlers = _Handlers(aio, calls)
 
     async def start(self, host: str, port: int, credentials: Callable[[], grpc.ServerCredentials]) -> None:
@@ -97,7 +98,7 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     `heard` is called with each request that is none of METHODS: those are told of where they are answered.
     """
 
-    def __init__(self, authenticator: Authenticator, heard: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, authenticator: Authenticator, heard: Callable[[], None]) -> None:
         self._authenticator = authenticator
         self._heard = heard
 
@@ -110,7 +111,7 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         except Unauthenticated as fault:
             return grpc.stream_stream_rpc_method_handler(_refusal(fault))
         if details.method not in _PATHS:
-            await self._heard()
+            self._heard()
         return await continuation(details)
 
 
@@ -120,7 +121,6 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(self, aio: Aio, calls: Calls) -> None:
         self._aio = aio
         self._calls = calls
-        self._telling: set[asyncio.Future[None]] = set()
         self._by_path = {path: self._handler(method) for path, method in _PATHS.items()}
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
@@ -131,7 +131,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             return grpc.unary_stream_rpc_method_handler(self._logs)
         if method.kind is Kind.FEED:
             return grpc.stream_unary_rpc_method_handler(partial(self._feed, method))
-        if settles(method):
+        if watched(method):
             # A stream of one reply is the same on the wire. It costs a second write, but only its writing can be seen
             # to fail: of a unary reply gRPC says OK, whatever became of it.
             return grpc.unary_stream_rpc_method_handler(partial(self._watched, method))
@@ -143,26 +143,24 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _watched(self, method: Method, body: bytes, context: Context) -> None:
         work = asyncio.ensure_future(self._call(method, body, context))
-        whole = False
+        delivered = False
         try:
             reply = await _answered(asyncio.shield(work), context)
             await context.write(reply.body)
-            whole = True
+            delivered = True
         finally:
-            work.add_done_callback(partial(self._settle, whole))
+            work.add_done_callback(partial(self._tell, delivered))
 
     def _call(self, method: Method, body: bytes, context: Context) -> Coroutine[Any, Any, Reply]:
         """What was accepted goes on when the caller hangs up: to be shielded."""
         _, x_api_key = _credentials(context.invocation_metadata())
         return self._aio.call(self._calls.unary, method, body, dialect(x_api_key))
 
-    def _settle(self, whole: bool, work: asyncio.Future[Reply]) -> None:
-        """Tell whoever waits for it whether the reply was handed over. Where none was made, he knows."""
-        settle = None if work.cancelled() or work.exception() else work.result().settle
-        if settle is not None:
-            telling = asyncio.ensure_future(self._aio.call(_told, settle, whole))
-            self._telling.add(telling)
-            telling.add_done_callback(self._telling.discard)
+    def _tell(self, delivered: bool, work: asyncio.Future[Reply]) -> None:
+        """Tell whoever waits for it whether the reply was delivered. Where none was made, they know."""
+        waiter = None if work.cancelled() or work.exception() else work.result().delivered
+        if waiter is not None:
+            self._aio.tell(fire, waiter, delivered)
 
     async def _feed(self, method: Method, messages: AsyncIterator[bytes], context: Context) -> bytes:
         async def whole() -> bytes:
@@ -178,14 +176,6 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         while True:
             for line in await self._aio.call(reader.next):
                 yield Log(detail=line).SerializeToString()
-
-
-async def _told(settle: Callable[[bool], None], whole: bool) -> None:
-    settle(whole)
-
-
-async def _heard(calls: Calls) -> None:
-    calls.touch()
 
 
 async def _reading(calls: Calls) -> LogReader:
@@ -229,7 +219,7 @@ async def _fed(feed: OpenFeed, batch: list[bytes]) -> None:
 
 
 def _seen(done: asyncio.Future[Any]) -> None:
-    """Whoever waits is told of an error; if nobody does any more, it is no fault of the node's."""
+    """Mark the error as retrieved: maybe nobody waits for it any more."""
     if not done.cancelled():
         done.exception()
 

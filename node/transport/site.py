@@ -24,7 +24,7 @@ from node.api.auth import Authenticator, Dialect, dialect
 from node.api.methods import MAX_BODY
 from node.errors import Internal, InvalidRequest, NodeError, RequestTimeout, TooLarge
 from node.logs import Logger
-from node.transport.delivery import Handovers, queued, tcp
+from node.transport.delivery import Deliveries, queued, tcp
 from node.transport.places import Places
 
 # Seconds in which a client that acknowledges nothing, or takes nothing, counts as gone (tcp(7), TCP_USER_TIMEOUT).
@@ -140,7 +140,7 @@ class Channel(http.HTTPChannel):
         self._disarm()
         self.site.places.leave(self)
         super().connectionLost(reason)
-        self.site.handovers.lost(self.transport, reason)
+        self.site.deliveries.lost(self.transport, reason)
 
     def dataReceived(self, data: bytes) -> None:
         self._heard = True
@@ -275,7 +275,7 @@ class Site(server.Site):
         self.authenticator = authenticator
         self.limits = limits or Limits()
         self.places: Places[Channel] = Places(reactor, self.limits.max_connections)
-        self.handovers = Handovers(reactor)
+        self.deliveries = Deliveries(reactor)
         self._log_requests = log_requests
         self.heard = heard
 
@@ -304,7 +304,7 @@ class Site(server.Site):
 
     def disconnect(self) -> None:
         """End every connection, for the node's own end: log streams never end by themselves."""
-        self.handovers.close()
+        self.deliveries.close()
         for channel in tuple(self.places):
             channel.transport.abortConnection()
 

@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 ROOMS: dict[str, set[str]] = {
     "node": {"node.contract.settings"},
     "node.contract": {"node.aio", "node.errors", "node.logs"},
-    "node.machine": {"node.logs", "node.periodic"},
-    "node.state": {"node.contract", "node.logs", "node.waiting"},
+    "node.machine": {"node.logs", "node.periodic", "node.reactor"},
+    "node.state": {"node.contract", "node.logs", "node.reactor", "node.waiting"},
     "node.traffic": {"node.contract", "node.state", "node.errors", "node.logs", "node.periodic", "node.waiting"},
     "node.backend": {
         *("node.contract", "node.machine", "node.state"),
@@ -24,9 +24,9 @@ ROOMS: dict[str, set[str]] = {
     },
     "node.api": {
         *("node.backend", "node.contract", "node.machine", "node.state", "node.traffic"),
-        *("node", "node.errors", "node.logs", "node.periodic"),
+        *("node", "node.errors", "node.logs", "node.periodic", "node.reactor", "node.waiting"),
     },
-    "node.transport": {"node.api", "node.aio", "node.errors", "node.logs", "node.periodic"},
+    "node.transport": {"node.api", "node.aio", "node.errors", "node.logs", "node.periodic", "node.waiting"},
     "node.client": {"node.api", "node.aio", "node.errors", "node.logs"},
     "drivers": {"node.contract", "node.errors"},
     "drivers.install": {"drivers.process.leash"},

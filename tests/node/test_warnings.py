@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.defer import ensureDeferred
 from twisted.internet.task import Clock
@@ -34,7 +34,7 @@ class WarningTests(SynchronousTestCase):
     def setUp(self) -> None:
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
-        self.clock: Any = Clock()
+        self.clock = cast(Any, Clock())
         self.fault: Exception | None = None
         self.system = SystemStats(self.clock, self.sample)
         self.store = Store(self.clock, Path(temporary.name) / "state.db")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,15 +15,21 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.api.auth import Dialect
-from node.api.calls import Call, Calls, Reply, parse, settles
+from node.api.calls import Call, Calls, Reply, parse, watched
 from node.api.methods import METHODS, Kind, Method
 from node.errors import Internal, InvalidRequest, NodeError, NotInitialized, Unsupported
 from node.logs import COALESCE, REPLAY, LogRing
+from node.waiting import fire
 from protos.service_pb2 import BaseInfoResponse, Empty, StatRequest, StatResponse, User
 
 BY_NAME = {method.name: method for method in METHODS}
 # A string field that is not UTF-8, a length beyond the end, a field without its value.
 BROKEN = (b"\x0a\x02\xff\xff", b"\x0a\x7fx", b"\x0a")
+
+
+def pass_on(told: list[object], word: bool) -> bool:
+    told.append(word)
+    return word
 
 
 class Collected:
@@ -49,9 +56,9 @@ class Recorder:
         self.touched = 0
         self.asked: list[tuple[str, Any, Dialect]] = []
         self.collected: list[Collected] = []
-        self.callbacks: list[Callable[[bool], None]] = []
+        self.callbacks: list[Callable[[bool], object]] = []
         self.hold: Deferred[None] | None = None
-        self.late: Callable[[bool], None] | None = None
+        self.late: Callable[[bool], object] | None = None
 
     def touch(self) -> None:
         self.touched += 1
@@ -64,7 +71,7 @@ class Recorder:
         if self.hold is not None:
             await self.hold
         if self.late is not None:
-            call.when_settled(self.late)
+            call.delivered().addCallback(self.late)
         return reply
 
     def sync_user(self) -> Collected:
@@ -74,7 +81,7 @@ class Recorder:
     def _answer(self, name: str, request: Any, call: Call, reply: Message) -> Message:
         self.asked.append((name, request, call.dialect))
         for callback in self.callbacks:
-            call.when_settled(callback)
+            call.delivered().addCallback(callback)
         if self.fault:
             raise self.fault
         return reply
@@ -129,18 +136,18 @@ class CallTests(SynchronousTestCase):
     def test_whoever_asks_is_told_once(self) -> None:
         """The transport's first word on a reply reaches everybody who asked, once."""
         for whole in (True, False):
-            told: list[bool] = []
-            self.backend.callbacks = [told.append, told.append]
+            told: list[object] = []
+            self.backend.callbacks = [partial(pass_on, told), told.append]
             reply = self.successResultOf(self.unary("GetUserOnlineStats"))
-            assert reply.settle is not None
+            assert reply.delivered is not None
             self.assertEqual(told, [])
-            reply.settle(whole)
-            reply.settle(not whole)
+            fire(reply.delivered, whole)
+            fire(reply.delivered, not whole)
             self.calls.close()
             self.assertEqual(told, [whole, whole])
 
     def test_a_reply_that_is_never_made(self) -> None:
-        """Work that fails after it asked, or cannot be serialised, was not handed over; its own error is answered."""
+        """Work that fails after it asked, or cannot be serialised, was not delivered; its own error is answered."""
         for fault, kind in ((Unsupported("no"), Unsupported), (KeyError("x"), Internal)):
             told: list[bool] = []
             self.backend.fault, self.backend.callbacks = fault, [told.append]
@@ -149,35 +156,36 @@ class CallTests(SynchronousTestCase):
         self.assertEqual(len(self.flushLoggedErrors(KeyError)), 1)
 
     def test_the_node_ends(self) -> None:
-        """At the node's end everything that is not settled is not handed over: replies, and work without one."""
-        told: list[str] = []
+        """At the node's end everything that is on its way is not delivered: replies, and work without one."""
+        told: list[object] = []
         self.backend.hold = Deferred()
-        self.backend.callbacks = [lambda whole: told.append(f"early {whole}")]
+        self.backend.callbacks = [partial(pass_on, told)]
         early = self.unary("GetUserOnlineStats")
         self.calls.close()
-        self.assertEqual(told, ["early False"])
+        self.assertEqual(told, [False])
         self.backend.callbacks = []
         self.backend.late = lambda whole: told.append(f"late {whole}")
         self.backend.hold.callback(None)
-        self.assertEqual(told, ["early False", "late False"])
-        self.assertIsNone(self.successResultOf(early).settle)
+        self.assertEqual(told, [False, "late False"])
+        self.assertIsNone(self.successResultOf(early).delivered)
 
     def test_where_nothing_is_known(self) -> None:
         """Who asks where no transport tells finds out at once, not by waiting for ever."""
-        self.assertTrue(settles(BY_NAME["GetStats"]))
-        self.assertFalse(settles(BY_NAME["GetBaseInfo"]))
+        self.assertTrue(watched(BY_NAME["GetStats"]))
+        self.assertFalse(watched(BY_NAME["GetBaseInfo"]))
         self.backend.callbacks = [self.fail]
         self.failureResultOf(self.unary("GetBaseInfo"), Internal)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
     def test_a_callback_that_fails(self) -> None:
-        """It is logged, and keeps neither the others nor the transport from going on."""
-        told: list[bool] = []
-        self.backend.callbacks = [lambda _: told.remove(True), told.append]
+        """It is logged, and does not keep the transport from going on."""
+        told: list[object] = []
+        self.backend.callbacks = [lambda _: told.remove(True)]
         reply = self.successResultOf(self.unary("GetUserOnlineStats"))
-        assert reply.settle is not None
-        reply.settle(True)
-        self.assertEqual(told, [True])
+        assert reply.delivered is not None
+        reply.delivered.addCallback(told.append)
+        fire(reply.delivered, True)
+        self.assertEqual(told, [None])
         self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
 
     def test_a_stream_of_requests(self) -> None:

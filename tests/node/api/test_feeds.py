@@ -84,7 +84,7 @@ class UserFeedTests(FeedTests):
         feed = UserFeed(self.runner.users)
         for number in range(2 * REMEMBERED):
             self.successResultOf(ensureDeferred(feed.feed(person(f"{number}", f"{number}", "a"))))
-        self.assertEqual(len(feed._refused), 0)
+        self.assertEqual(len(feed._wrong), 0)
         for number in range(REMEMBERED + 1):
             self.successResultOf(ensureDeferred(feed.feed(person(f"{number}" + "x" * 1000, "bad", "a"))))
         refused = self.failureResultOf(ensureDeferred(feed.finish()), UsersRefused).value.refused
@@ -115,6 +115,31 @@ class UserFeedTests(FeedTests):
         self.driver.fault = TooLarge("too many")
         self.failureResultOf(self.feed(person("bob", "two", "a")), TooLarge)
         self.assertEqual(self.accounts(), {"ann": b"one"})
+
+    def test_a_later_message_mends_an_error(self) -> None:
+        """An error is told for as long as no later message about the same user worked, in another spelling neither."""
+        self.start()
+        for mended in ("Bob", "cy"):
+            feed = UserFeed(self.runner.users)
+            self.driver.fault = TooLarge("too many")
+            self.successResultOf(ensureDeferred(feed.feed(person("bob", "two", "a"))))
+            self.driver.fault = None
+            self.successResultOf(ensureDeferred(feed.feed(person(mended, "three", "a"))))
+            reply = ensureDeferred(feed.finish())
+            if mended == "Bob":
+                self.assertEqual(self.successResultOf(reply), Empty())
+            else:
+                self.failureResultOf(reply, TooLarge)
+
+    def test_errors_are_kept_of_so_many(self) -> None:
+        """Of more users whose last message failed, the newest are remembered."""
+        self.start()
+        feed = UserFeed(self.runner.users)
+        self.driver.fault = TooLarge("too many")
+        for number in range(REMEMBERED + 1):
+            self.successResultOf(ensureDeferred(feed.feed(person(f"{number}", f"{number}", "a"))))
+        self.assertEqual(len(feed._wrong), REMEMBERED)
+        self.failureResultOf(ensureDeferred(feed.finish()), TooLarge)
 
     def test_users_do_not_wait_for_each_other(self) -> None:
         """A user under way does not hold the stream; the end waits for all of them."""

@@ -104,7 +104,7 @@ class BackendTests(SynchronousTestCase):
     """Whatever backend there is ends when its own time is over, however it came to run."""
 
     def setUp(self) -> None:
-        self.clock = Clock()
+        self.clock = cast(Any, Clock())
         self.driver = MemoryDriver(self.clock)
         self.kept = Kept()
         store, ring = cast(Any, self.kept), LogRing(self.clock, 1000)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from twisted.internet.task import Clock
 from twisted.python.threadpool import ThreadPool
 from twisted.trial.unittest import SynchronousTestCase
@@ -35,7 +37,7 @@ class NoThreads(ThreadPool):
 
 class GivingBack(SynchronousTestCase):
     def setUp(self) -> None:
-        self.clock = PoolClock()
+        self.clock = cast(Any, PoolClock())
         self.asked: list[int] = []
 
     def memory(self, able: bool = True) -> Memory:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -109,7 +109,7 @@ class Machine:
 
     def begin(self, resume: bool = True) -> None:
         """Another node begins, with a machine of its own but for the file."""
-        self.clock: Any = OneThread()
+        self.clock = cast(Any, OneThread())
         self.store = Store(self.clock, self.file)
         any_store: Any = self.store
         any_store._pool, any_store._database = Inline(), FaultyDatabase(self.file, self.disk)
@@ -160,7 +160,7 @@ class Machine:
     def take(self, delivered: bool) -> None:
         call = Call(STATS, Dialect.DOCUMENT)
         self.wait(self.backend.stats(StatRequest(type=UsersStat, reset=True), call))
-        call.settle(delivered)
+        call.outcome.callback(delivered)
 
     def crash(self) -> None:
         for core in self.driver.running:

@@ -8,11 +8,12 @@ import stat
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from twisted.internet import reactor
+from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import deferLater
 from twisted.logger import capturedLogs
@@ -24,6 +25,8 @@ from node.state import store as store_module
 from node.state.database import Changes, Damaged, Database, Saved, Unwritable
 from node.state.schema import STEPS, require_known, upgrade
 from node.state.store import Store
+
+reactor: Any = installed
 
 ROW = Row(Scope.USER, "Ann", 1, 2)
 

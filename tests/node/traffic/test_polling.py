@@ -66,7 +66,7 @@ class PollingTests(SynchronousTestCase):
         store: Any = self.store
         self.traffic = Traffic(self.clock, Cores(self.cores), lambda name: name == "bob", store, 10)
         self.traffic.begin([])
-        self.settled: list[Callable[[bool], None]] = []
+        self.outcomes: list[Deferred[bool]] = []
 
     def tearDown(self) -> None:
         self.traffic.end()
@@ -75,9 +75,13 @@ class PollingTests(SynchronousTestCase):
     def pass_time(self, seconds: float) -> None:
         self.clock.pump([0.5] * int(seconds * 2))
 
+    def delivered(self) -> Deferred[bool]:
+        self.outcomes.append(Deferred())
+        return self.outcomes[-1]
+
     def ask(self, kind: Any = UsersStat, name: str = "", reset: bool = False) -> dict[tuple[str, str], int]:
         request = StatRequest(type=kind, name=name, reset=reset)
-        reply: StatResponse = self.successResultOf(ensureDeferred(self.traffic.stats(request, self.settled.append)))
+        reply: StatResponse = self.successResultOf(ensureDeferred(self.traffic.stats(request, self.delivered)))
         return {(stat.name, stat.type): stat.value for stat in reply.stats}
 
     def test_by_itself(self) -> None:
@@ -103,7 +107,7 @@ class PollingTests(SynchronousTestCase):
         answer: Deferred[None] = Deferred()
         self.core.counts, self.core.answer = {ANN_UP: 5}, lambda: answer
         request = StatRequest(type=UsersStat)
-        asked = [ensureDeferred(self.traffic.stats(request, self.settled.append)) for _ in range(3)]
+        asked = [ensureDeferred(self.traffic.stats(request, self.delivered)) for _ in range(3)]
         self.core.answer = None
         answer.callback(None)
         self.assertEqual([self.successResultOf(reply).stats[0].value for reply in asked], [5, 5, 5])
@@ -129,11 +133,11 @@ class PollingTests(SynchronousTestCase):
         self.core.counts = {ANN_UP: 5}
         self.ask(reset=True)
         self.assertEqual(self.ask(), {})
-        self.settled.pop()(False)
+        self.outcomes.pop().callback(False)
         self.assertEqual(self.ask(), {("ann", "uplink"): 5})
         self.ask(reset=True)
         self.assertEqual(self.store.written, [])
-        self.settled.pop()(True)
+        self.outcomes.pop().callback(True)
         self.assertEqual(self.store.written, [Row(Scope.USER, "ann", 0, 0)])
 
     def test_the_end_is_recorded(self) -> None:
@@ -231,13 +235,13 @@ class PollingTests(SynchronousTestCase):
     def test_names(self) -> None:
         """A user without bytes has zeros, an unknown one is unknown."""
         self.assertEqual(self.ask(UserStat, "bob"), {("bob", "uplink"): 0, ("bob", "downlink"): 0})
-        work = ensureDeferred(self.traffic.stats(StatRequest(type=UserStat, name="ann"), self.settled.append))
+        work = ensureDeferred(self.traffic.stats(StatRequest(type=UserStat, name="ann"), self.delivered))
         self.failureResultOf(work, UnknownName)
 
     def test_what_cannot_be_counted(self) -> None:
         """It is never answered with zeros."""
         self.core.uncounted = frozenset({Scope.INBOUND})
-        work = ensureDeferred(self.traffic.stats(StatRequest(type=Inbounds), self.settled.append))
+        work = ensureDeferred(self.traffic.stats(StatRequest(type=Inbounds), self.delivered))
         self.failureResultOf(work, Unsupported)
 
 
@@ -263,7 +267,7 @@ class LargeReadings(TestCase):
             await deferLater(reactor, 0)
         self.assertEqual(set(store.written), expected)
         self.assertEqual(set(traffic.everything()), expected)
-        reply = await traffic.stats(StatRequest(type=UsersStat), lambda _: None)
+        reply = await traffic.stats(StatRequest(type=UsersStat), Deferred)
         told = {(stat.name, stat.type): stat.value for stat in reply.stats}
         wanted = {(row.name, way): value for row in expected for way, value in zip(DIRECTIONS, row.both, strict=True)}
         self.assertEqual(told, wanted)

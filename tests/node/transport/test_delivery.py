@@ -1,4 +1,4 @@
-"""Whether a reply was handed over whole: what its maker is told, over both transports, whatever the client does."""
+"""Whether a reply was delivered whole: what its maker is told, over both transports, whatever the client does."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ import grpc
 import pytest
 from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionAborted
 from twisted.internet.task import Clock
 from twisted.internet.threads import deferToThread
 from twisted.protocols.tls import TLSMemoryBIOFactory
+from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from node.aio import Aio
@@ -25,7 +27,7 @@ from node.api.auth import Authenticator
 from node.api.calls import Calls
 from node.api.methods import SERVICE
 from node.logs import LogRing
-from node.transport.delivery import LAST_LOOK, Handover, Handovers, Progress, progress, written
+from node.transport.delivery import LAST_LOOK, Deliveries, Delivery, Progress, progress, written
 from node.transport.rest import make_app
 from node.transport.rpc import RpcServer
 from node.transport.site import Site
@@ -45,6 +47,13 @@ BIG, SMALL = (StatResponse(stats=[Stat(name="x" * size)]) for size in (20_000_00
 _BYTES_RECEIVED = 128
 
 
+def heard(told: list[bool]) -> Deferred[bool]:
+    """Says to this list what it is fired with."""
+    delivered: Deferred[bool] = Deferred()
+    delivered.addCallback(told.append)
+    return delivered
+
+
 class LookTests(SynchronousTestCase):
     """One reply that ends at byte 100 of the stream, and what the kernel says of it."""
 
@@ -52,7 +61,7 @@ class LookTests(SynchronousTestCase):
         self.clock = Clock()
         self.told: list[bool] = []
         self.kernel: Progress | OSError = Progress(0, 0, over=False)
-        self.handover = Handover(self.clock, self.look, 100, self.told.append)
+        self.delivery = Delivery(self.clock, self.look, 100, heard(self.told))
 
     def look(self) -> Progress:
         if isinstance(self.kernel, OSError):
@@ -65,7 +74,7 @@ class LookTests(SynchronousTestCase):
         self.clock.advance(LAST_LOOK)
         return self.told
 
-    def check_settled(self, whole: bool) -> None:
+    def check_fired(self, whole: bool) -> None:
         self.assertEqual(self.told, [whole])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
@@ -75,13 +84,13 @@ class LookTests(SynchronousTestCase):
         self.assertEqual(self.after(99, 100), [])
         self.assertEqual(self.after(99, 5000), [])
         self.assertEqual(self.after(100, 5000), [True])
-        self.check_settled(True)
+        self.check_fired(True)
 
     def test_looks_become_rare(self) -> None:
         """A reply that takes a minute is not looked at a thousand times."""
         looks: list[float] = []
         look = self.look
-        self.handover._look = lambda: looks.append(self.clock.seconds()) or look()  # type: ignore[func-returns-value]
+        self.delivery._look = lambda: looks.append(self.clock.seconds()) or look()  # type: ignore[func-returns-value]
         self.clock.pump([0.001] * 60_000)
         self.assertLess(looks[0], 0.01)
         self.assertLess(len(looks), 300)
@@ -90,69 +99,69 @@ class LookTests(SynchronousTestCase):
     def test_a_reset(self) -> None:
         """A connection that is over with a byte missing did not bring the reply over; one with all of it did."""
         self.after(99, 100, over=True)
-        self.check_settled(False)
+        self.check_fired(False)
 
     def test_a_reset_after_the_last_byte(self) -> None:
         """Whoever took everything and then hangs up rudely has it."""
         self.after(100, 124, over=True)
-        self.check_settled(True)
+        self.check_fired(True)
 
     def test_lost_and_not_all_given(self) -> None:
         """A connection that is lost before the kernel was given everything can bring no more."""
         self.kernel = Progress(50, 60, over=False)
-        self.handover.lost(short=True)
-        self.check_settled(False)
+        self.delivery.lost(short=True)
+        self.check_fired(False)
 
     def test_the_end_of_the_connection_is_no_byte_of_the_reply(self) -> None:
         """With one byte held back, the end of the connection is acknowledged in its place."""
         self.kernel = Progress(100, 100, over=False)
-        self.handover.lost(short=True)
-        self.check_settled(False)
+        self.delivery.lost(short=True)
+        self.check_fired(False)
 
     def test_lost_and_still_on_its_way(self) -> None:
         """What the kernel was given, it goes on delivering after the connection is closed here."""
         self.kernel = Progress(50, 101, over=False)
-        self.handover.lost(short=False)
+        self.delivery.lost(short=False)
         self.assertEqual(self.told, [])
         self.after(101, 101)
-        self.check_settled(True)
+        self.check_fired(True)
 
     def test_lost_with_later_bytes_held_back(self) -> None:
         """What was held back may belong to a later response."""
         self.kernel = Progress(50, 201, over=False)
-        self.handover.lost(short=True)
+        self.delivery.lost(short=True)
         self.assertEqual(self.told, [])
         self.after(201, 201)
-        self.check_settled(True)
+        self.check_fired(True)
 
     def test_no_time_left(self) -> None:
-        """At the end of the node, what is not acknowledged by then is not handed over."""
+        """At the end of the node, what is not acknowledged by then is not delivered."""
         self.kernel = Progress(99, 100, over=False)
-        self.handover.give_up()
-        self.check_settled(False)
+        self.delivery.give_up()
+        self.check_fired(False)
 
     def test_no_time_left_for_what_is_there(self) -> None:
         """A last look is taken."""
         self.kernel = Progress(100, 100, over=False)
-        self.handover.give_up()
-        self.check_settled(True)
+        self.delivery.give_up()
+        self.check_fired(True)
 
     def test_a_kernel_that_cannot_tell(self) -> None:
-        """That is logged, and no reply counts as handed over that is not known to be."""
+        """That is logged, and no reply counts as delivered that is not known to be."""
         self.kernel = OSError("no such thing")
         self.clock.advance(1)
-        self.check_settled(False)
+        self.check_fired(False)
         self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)
 
 
-class HandoverCase(TestCase):
+class DeliveryCase(TestCase):
     """A backend that answers GetStats, and wants to know what becomes of it."""
 
     timeout = 60
 
     def setUp(self) -> None:
         self.backend = FakeBackend()
-        self.told = self.backend.settled = []
+        self.told = self.backend.delivered = []
         self.calls = Calls(self.backend, LogRing(reactor, 1000))
         with TemporaryDirectory() as directory:
             made = certs.make(Path(directory), ["localhost"])
@@ -176,7 +185,7 @@ class HandoverCase(TestCase):
 GET = b"GET /stats HTTP/1.1\r\nHost: x\r\nx-api-key: %b\r\n" % KEY.encode()
 
 
-class RestTests(HandoverCase):
+class RestTests(DeliveryCase):
     """REST over TLS: acknowledged by the client's kernel, every byte."""
 
     def setUp(self) -> None:
@@ -199,7 +208,7 @@ class RestTests(HandoverCase):
         return wire
 
     async def under_way(self) -> None:
-        await until(lambda: self.site.handovers._under_way)
+        await until(lambda: self.site.deliveries._under_way)
 
     def below(self) -> Any:
         """The transport below TLS of the one connection."""
@@ -300,11 +309,26 @@ class RestTests(HandoverCase):
         await until(lambda: not self.site.places)
 
     async def test_the_node_stops(self) -> None:
-        """What is not there by then was not handed over, and is told before the connections end."""
+        """What is not there by then was not delivered, and is told before the connections end."""
         await self.ask(BIG)
         await self.under_way()
         self.site.disconnect()
         await self.check_told(False)
+
+    async def test_ends_within_each_other(self) -> None:
+        """Two replies on one connection, which is lost by what the first one's word leads to: each is told once."""
+        wire = await self.ask(SMALL)
+        await deferToThread(wire.take)
+        await until(lambda: self.told == [True])
+        (channel,) = self.site.places
+        deliveries, replies = self.site.deliveries, [heard(self.told), heard(self.told)]
+        replies[0].addCallback(lambda _: deliveries.lost(channel.transport, Failure(ConnectionAborted())))
+        for delivered in replies:
+            deliveries.write(
+                SimpleNamespace(channel=channel, write=channel.transport.write), b"x" * 20_000_000, delivered
+            )
+        deliveries.close()
+        await self.check_told(True, False, False)
 
     async def test_work_that_fails(self) -> None:
         """An error is an answer, and no reply."""
@@ -316,11 +340,11 @@ class RestTests(HandoverCase):
 
     async def test_nobody_asked(self) -> None:
         """A reply that nobody waits for is not looked at."""
-        self.backend.settled = None
+        self.backend.delivered = None
         wire = await self.ask(BIG)
         await until(lambda: self.backend.finished)
         await deferToThread(wire.read, BIG.ByteSize())
-        self.assertFalse(self.site.handovers._under_way)
+        self.assertFalse(self.site.deliveries._under_way)
 
     async def test_the_length_of_the_stream(self) -> None:
         """`written` is what the other side receives in the end, to the byte, wherever Twisted keeps it meanwhile."""
@@ -344,11 +368,11 @@ class RestTests(HandoverCase):
         await until(lambda: self.told == [True])
         (channel,) = self.site.places
         fake = SimpleNamespace(channel=channel, write=lambda _: None)
-        Handovers(reactor).write(fake, b"x", self.told.append)
+        Deliveries(reactor).write(fake, b"x", heard(self.told))
         await self.check_told(True, False)
 
     async def test_a_write_that_fails(self) -> None:
-        """Its error is raised, and the reply is not handed over."""
+        """Its error is raised, and the reply is not delivered."""
         wire = await self.ask(SMALL)
         await deferToThread(wire.take)
         await until(lambda: self.told == [True])
@@ -358,7 +382,7 @@ class RestTests(HandoverCase):
             raise ConnectionError
 
         with pytest.raises(ConnectionError):
-            Handovers(reactor).write(SimpleNamespace(channel=channel, write=fail), b"x", self.told.append)
+            Deliveries(reactor).write(SimpleNamespace(channel=channel, write=fail), b"x", heard(self.told))
         await self.check_told(True, False)
 
 
@@ -373,7 +397,7 @@ def read_and(wire: Wire, size: int, leave: Callable[[Wire], None]) -> None:
     leave(wire)
 
 
-class GrpcTests(HandoverCase):
+class GrpcTests(DeliveryCase):
     """gRPC: written to the connection, every byte."""
 
     async def setUp(self) -> None:  # type: ignore[override]
@@ -464,6 +488,17 @@ class GrpcTests(HandoverCase):
         await self.aio.run(self.server.stop())
         await self.check_told(False)
 
+    async def test_written_when_the_node_stops(self) -> None:
+        """What the server said before it ended is heard before the end of the calls."""
+
+        async def write(_: bytes) -> None: ...
+
+        context = SimpleNamespace(invocation_metadata=lambda: (), write=write)
+        watched = self.server._handlers._by_path[f"/{SERVICE.full_name}/GetStats"].unary_stream
+        await self.aio.run(watched(b"", context))
+        self.calls.close()
+        await self.check_told(True)
+
     async def test_cancelled_before_there_is_a_reply(self) -> None:
         """The work goes on, and its reply is for nobody."""
         hold = self.backend.hold = Deferred()
@@ -478,9 +513,9 @@ class GrpcTests(HandoverCase):
     async def all_told_of_the_cancel(self) -> None:
         """Another call on another connection was answered since; only then is the held one let go."""
         held, self.backend.hold = self.backend.hold, None
-        self.backend.settled = None
+        self.backend.delivered = None
         await deferToThread(self.fetch)
-        self.backend.settled, self.backend.hold = self.told, held
+        self.backend.delivered, self.backend.hold = self.told, held
 
     async def test_work_that_fails(self) -> None:
         """An error is an answer, and no reply."""

@@ -16,7 +16,7 @@ from twisted.web.client import Agent, HTTPConnectionPool
 from twisted.web.http_headers import Headers
 
 from node.api.auth import Authenticator, Dialect
-from node.api.calls import Call, Calls, settles
+from node.api.calls import Call, Calls, watched
 from node.api.methods import METHODS, Kind, Method
 from node.errors import NotInitialized, NotStarted, UsersRefused
 from node.logs import LogRing
@@ -54,7 +54,7 @@ class FakeFeed:
 class FakeBackend:
     """A coroutine for every row: remembers what it was given and answers a filled message, or fails as it is told.
 
-    `settled`, where it is a list, is told what becomes of each unary reply.
+    `delivered`, where it is a list, is told what becomes of each unary reply.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class FakeBackend:
         self.error: Exception | None = None
         self.hold: Deferred[None] | None = None
         self.reply: Message | None = None
-        self.settled: list[bool] | None = None
+        self.delivered: list[bool] | None = None
 
     def touch(self) -> None:
         """Keep-alive is not this test's."""
@@ -75,8 +75,8 @@ class FakeBackend:
 
         async def handler(request: Message, call: Call) -> Message:
             self.heard.append((name, request, call.dialect))
-            if self.settled is not None and settles(method):
-                call.when_settled(self.settled.append)
+            if self.delivered is not None and watched(method):
+                call.delivered().addCallback(self.delivered.append)
             await self.answer()
             self.finished.append(name)
             return self.reply or sample(method.response)
