@@ -11,6 +11,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from node.errors import CoreFailed, Unsupported
+
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -22,6 +24,13 @@ _OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 2000),
     ("grpc.max_reconnect_backoff_ms", 200),
 ]
+
+# What a core did not do that was asked.
+COUNTERS = "the core did not give its counters"
+ONLINE = "the core did not say who is online"
+USERS = "the core did not list its users"
+# Deployed controllers know how this text begins, and leave a node that says it alone.
+FIGURES = "failed to get sys stats"
 
 _SILENT = (None, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 
@@ -35,6 +44,17 @@ class ApiFailed(Exception):
         self.unsupported = code is grpc.StatusCode.UNIMPLEMENTED
         self.silent = code in _SILENT
         self.unknown = not self.unsupported and (code is grpc.StatusCode.NOT_FOUND or "not found" in str(self))
+
+
+@contextmanager
+def asking(what: str, unsupported: str = "") -> Iterator[None]:
+    """Raises `CoreFailed` with this for what a core does not answer, or `Unsupported` for what it never does."""
+    try:
+        yield
+    except ApiFailed as fault:
+        if fault.unsupported and unsupported:
+            raise Unsupported(unsupported) from fault
+        raise CoreFailed(f"{what}: {fault}") from fault
 
 
 class Channel:

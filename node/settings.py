@@ -1,6 +1,7 @@
 """The node's settings: `.env`, then the environment, then options, the later over the earlier; checked all at once.
 
-`SETTINGS` is the one list: options of `twistd node`, documentation and validation are made from it.
+`all_settings` is the one list, with those that drivers declare: options of `twistd node`, documentation and validation
+are made from it.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from node.contract.settings import Setting
 
 MIN_KEY = 16
 
@@ -23,21 +26,7 @@ class BadSettings(Exception):
         self.faults = faults
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One setting: its name in the environment, what it is for, its default. A secret is never an option."""
-
-    name: str
-    text: str
-    default: str = ""
-    secret: bool = False
-
-    @property
-    def option(self) -> str:
-        return self.name.lower().replace("_", "-")
-
-
-SETTINGS = (
+_SERVING = (
     Setting("API_KEY", "the key that controllers must present: a UUID, or at least 16 characters", secret=True),
     Setting("API_KEY_FILE", "a file with the key instead (default: api_key in STATE_DIR, if it is there)"),
     Setting("NODE_HOST", "the address to listen on (default: all addresses, IPv4 and IPv6)"),
@@ -50,10 +39,8 @@ SETTINGS = (
     Setting("SSL_SANS", "more names and addresses, by commas, for the certificate that `node.certificate` makes"),
     Setting("STATE_DIR", "where the node keeps what must outlive it; its own, mode 0700", "var"),
     Setting("LOG_BUFFER_SIZE", "how many log lines are kept for readers", "10000"),
-    Setting("XRAY_EXECUTABLE_PATH", "the Xray to run (default: found on PATH or in the cores directory)"),
-    Setting("XRAY_ASSETS_PATH", "where geoip.dat and geosite.dat are (default: beside the executable)"),
-    Setting("XRAY_SPLICE", "on: the kernel splices Vision connections, which are counted only at their end", "off"),
-    Setting("SING_BOX_EXECUTABLE_PATH", "the sing-box to run (default: found on PATH or in the cores directory)"),
+)
+_BACKEND = (
     Setting("STOP_GRACE", "seconds a core lives on after a Stop with x-api-key, for the Start that follows it", "30"),
     Setting("KEEP_ALIVE_ACTION", "stop or keep: what becomes of a backend when its keep-alive is over", "stop"),
     Setting("RESUME", "on: the node starts the backend that ran when it ended, and its users, by itself", "on"),
@@ -64,7 +51,6 @@ SETTINGS = (
     ),
     Setting("DEBUG", "1: log every request too", "0"),
 )
-_DRIVER_PREFIXES = ("XRAY_", "SING_BOX_")
 _SYSTEMD = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
@@ -89,23 +75,38 @@ class Settings:
     notify: Mapping[str, str]
 
 
-def given(options: Mapping[str, str], directory: Path, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def all_settings(drivers: Sequence[Setting] = ()) -> tuple[Setting, ...]:
+    """All settings, with those of drivers."""
+    return (*_SERVING, *drivers, *_BACKEND)
+
+
+def given(
+    options: Mapping[str, str],
+    directory: Path,
+    environ: Mapping[str, str] | None = None,
+    drivers: Sequence[Setting] = (),
+) -> dict[str, str]:
     """The settings that somebody set, by name, unchecked. `options` by setting name. Raises `BadSettings`."""
     environ = os.environ if environ is None else environ
-    known = {setting.name for setting in SETTINGS}
+    known = {setting.name for setting in all_settings(drivers)}
     explicit: dict[str, str] = {}
     for source in (_read_env_file(directory / ".env"), environ, options):
         explicit |= {name: value.strip() for name, value in source.items() if name in known and value.strip()}
     return explicit
 
 
-def load(options: Mapping[str, str], directory: Path, environ: Mapping[str, str] | None = None) -> Settings:
+def load(
+    options: Mapping[str, str],
+    directory: Path,
+    environ: Mapping[str, str] | None = None,
+    drivers: Sequence[Setting] = (),
+) -> Settings:
     """The settings of this process. `options` by setting name. Raises `BadSettings`."""
     environ = os.environ if environ is None else environ
-    explicit = given(options, directory, environ)
-    values = {setting.name: setting.default for setting in SETTINGS} | explicit
+    explicit = given(options, directory, environ, drivers)
+    values = {setting.name: setting.default for setting in all_settings(drivers)} | explicit
     notify = {name: value for name, value in environ.items() if name in _SYSTEMD}
-    return _Check(values, explicit, directory).settings(notify)
+    return _Check(values, explicit, directory).settings(drivers, notify)
 
 
 class _Check:
@@ -117,7 +118,7 @@ class _Check:
         self._directory = directory
         self._faults: list[str] = []
 
-    def settings(self, notify: Mapping[str, str]) -> Settings:
+    def settings(self, drivers: Sequence[Setting], notify: Mapping[str, str]) -> Settings:
         state_dir = self._path("STATE_DIR")
         rest_port, grpc_port = self._ports()
         settings = Settings(
@@ -134,10 +135,9 @@ class _Check:
             resume=self._choice("RESUME", {"on": True, "off": False}),
             traffic_interval=self._seconds("TRAFFIC_INTERVAL", 0.1, 3600),
             debug=self._choice("DEBUG", {"0": False, "1": True, "false": False, "true": True}),
-            drivers={name: value for name, value in self._values.items() if name.startswith(_DRIVER_PREFIXES)},
+            drivers={setting.name: self._chosen(setting) for setting in drivers},
             notify=notify,
         )
-        self._choice("XRAY_SPLICE", {"on": True, "off": False})
         if self._faults:
             raise BadSettings(self._faults)
         return settings
@@ -168,6 +168,14 @@ class _Check:
             return float(text)
         self._faults.append(f"{name}: {text!r} is not a number of seconds from {least:g} to {most:g}")
         return most
+
+    def _chosen(self, setting: Setting) -> str:
+        """What a driver's setting says; where it is one of several words, the word."""
+        value = self._values[setting.name]
+        if not setting.choices:
+            return value
+        self._choice(setting.name, dict.fromkeys(setting.choices, True))
+        return value.lower()
 
     def _choice(self, name: str, choices: Mapping[str, bool]) -> bool:
         text = self._values[name].lower()

@@ -19,7 +19,7 @@ from twisted.internet.interfaces import IListeningPort
 from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
 
-from drivers.registry import REGISTRY
+from drivers.registry import DRIVER_SETTINGS, REGISTRY
 from node import __version__
 from node.aio import Aio
 from node.api.auth import Authenticator
@@ -30,7 +30,7 @@ from node.logs import Logger, LogRing
 from node.machine.system import SystemStats
 from node.machine.systemd import Notifier, Systemd
 from node.reactor import Reactor
-from node.settings import SETTINGS, BadSettings, Settings, load
+from node.settings import BadSettings, Settings, all_settings, load
 from node.state.directory import StateDirectory
 from node.state.store import Store
 from node.transport.rest import make_app
@@ -38,6 +38,7 @@ from node.transport.rpc import RpcServer
 from node.transport.site import Site
 from node.transport.tls import BadPair, Certificates, CertificateWatch
 
+SETTINGS = all_settings(DRIVER_SETTINGS)
 BIND_SECONDS = 10.0
 # Seconds after which a thread that computes lets the others run. With Python's 5 ms a large set of users that is being
 # built stalls every call by a multiple of that.
@@ -87,7 +88,7 @@ def makeService(options: Options) -> IService:
     node_reactor = cast(Reactor, reactor)
     follow_no_clock_on_the_wall(node_reactor)
     try:
-        settings = load(options.settings(), Path.cwd())
+        settings = load(options.settings(), Path.cwd(), drivers=DRIVER_SETTINGS)
     except BadSettings as bad:
         raise SystemExit("\n".join(f"txnode cannot start: {fault}" for fault in bad.faults)) from bad
     return NodeService(node_reactor, settings)

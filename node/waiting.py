@@ -17,7 +17,7 @@ def lasting(work: Deferred[T]) -> Deferred[T]:
     return outcome
 
 
-async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def together(works: Iterable[Coroutine[Any, Any, T] | Deferred[T]]) -> list[T]:
     """The outcomes of all of these, in order, when the last has ended. Raises the first error among them then."""
     ended: list[tuple[bool, Any]] = await DeferredList([ensureDeferred(work) for work in works], consumeErrors=True)
     for succeeded, outcome in ended:

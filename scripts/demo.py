@@ -21,7 +21,7 @@ import psutil
 
 from drivers.install import install
 from drivers.install.releases import SING_BOX, XRAY, Core
-from drivers.process.spawn import leashed
+from drivers.process.leash import leashed
 from node.errors import NodeError
 from node.settings import BadSettings, Settings, load
 from protos.service_pb2 import Backend, UserStat

@@ -28,6 +28,7 @@ from tempfile import TemporaryDirectory
 
 from drivers.install import archive, gobuild, wheels
 from drivers.install.releases import CORES, Core, InstallError, Unavailable, choose
+from drivers.process.leash import MISSING, UNFIT, leashed
 
 __all__ = ["InstallError", "find", "main", "obtain", "version_of"]
 
@@ -101,17 +102,19 @@ def cores_directory() -> Path:
 def version_of(core: Core, executable: Path) -> str:
     """The version that `executable` says it has. Raises Unavailable if it does not run or is not this core."""
     try:
-        said = subprocess.run(
-            [executable, "version"],
+        done = subprocess.run(
+            leashed([str(executable), "version"]),
             env={"PATH": os.defpath},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=20,
             check=False,
-        ).stdout.decode(errors="replace")
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"{executable} does not run: {error}") from error
-    match = core.banner.match(said)
+    if done.returncode in (MISSING, UNFIT):
+        raise Unavailable(f"{executable} does not run: {done.stderr.decode(errors='replace').strip()}")
+    match = core.banner.match(done.stdout.decode(errors="replace"))
     if match is None:
         raise Unavailable(f"{executable} is not {core.title}: `version` does not say so")
     return match[1]

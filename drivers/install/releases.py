@@ -44,9 +44,9 @@ class Core:
 
     `minimum` is the oldest version that is taken from PATH. `archives` has one entry a CPU, by Go's names of them
     ("amd64"); `url` is what stands before `/v<version>/<archive>`. `package` is what `go install` builds, with its
-    version; an empty one says that this release cannot be built. `banner` finds the version in what `<executable>
-    version` prints. `variant` tells builds of one version apart. `otherwise` are the releases that serve as well, where
-    this one cannot be had.
+    version; an empty one says that this release cannot be built. `banner` finds the version, and what is appended to
+    it, in what `<executable> version` prints. `variant` tells builds of one version apart. `otherwise` are the releases
+    that serve as well, where this one cannot be had.
     """
 
     name: str
@@ -131,7 +131,7 @@ SING_BOX_BUILT = Core(
     executable="sing-box",
     version="1.14.1",
     minimum="1.14.1",
-    banner=re.compile(r"^sing-box version (\d+\.\d+\.\d+)"),
+    banner=re.compile(r"^sing-box version (\d+\.\d+\.\d+)(\S*)"),
     url="https://github.com/SagerNet/sing-box/releases/download",
     archives=MappingProxyType({}),
     package="github.com/sagernet/sing-box/cmd/sing-box@v1.14.1",

@@ -102,8 +102,7 @@ def judge(done: Done, verdict: re.Pattern[str], cause: Callable[[Sequence[str]],
     said = cause(done.lines)
     if done.code > 0 and any(map(verdict.search, done.lines)) and not of_the_machine(said):
         raise refused(said)
-    how = f"signal {-done.code}" if done.code < 0 else f"exit code {done.code}"
-    raise CoreFailed(f"the core did not finish its look at the configuration ({how}): {said}")
+    raise CoreFailed(f"the core did not finish its look at the configuration ({done.how}): {said}")
 
 
 def of_the_machine(said: str) -> bool:

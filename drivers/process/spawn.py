@@ -1,4 +1,4 @@
-"""Starting a child process, and running one to its end.
+"""Starting a child process, always on a leash, and running one to its end.
 
 Everything here spawns by posix_spawn (`spawnProcess` without path, uid or gid): a fork while gRPC's threads run can
 kill the child before it executes.
@@ -7,110 +7,113 @@ kill the child before it executes.
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from twisted.internet.defer import CancelledError
 
-from drivers.process import leash
 from drivers.process.child import CoreProcess
+from drivers.process.leash import MISSING, UNFIT, leashed
 from drivers.process.orphans import MARK, mark
+from node.contract.driver import Exit
 from node.errors import CoreFailed
 from node.reactor import Reactor
 
-
-def spawn(
-    process: CoreProcess,
-    reactor: Reactor,
-    command: Sequence[str],
-    *,
-    environment: Mapping[str, str],
-    owner: Path,
-    files: Mapping[int, int],
-) -> None:
-    """Start `command` (an absolute path first). `files` maps the child's descriptors to ours, 0 among them.
-
-    `owner` is a directory that one node has at a time. Raises `CoreFailed` if the command cannot be run.
-    """
-    try:
-        reactor.spawnProcess(
-            process,
-            command[0],
-            command,
-            env={**environment, MARK: mark(owner)},
-            childFDs={1: "r", 2: "r", **files},
-        )
-    except OSError as fault:
-        raise CoreFailed(f"{command[0]} cannot be run: {fault}") from fault
-
-
-def leashed(command: Sequence[str], setpriv: str | None = None) -> list[str]:
-    """The same command, ended by the kernel when this process ends: by way of what `find_setpriv` found, or of ours."""
-    if setpriv is not None:
-        return [setpriv, "--pdeathsig", "KILL", "--", *command]
-    return [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command]
-
-
-async def find_setpriv(reactor: Reactor, *, environment: Mapping[str, str], owner: Path) -> str | None:
-    """The setpriv(1) of this machine, if it has one that knows parent-death signals: it takes 1 ms, our script 11.
-
-    It does not look whether the parent died before the kernel was asked; such a core is swept at the next start.
-    """
-    found = shutil.which("setpriv", path=os.defpath)
-    if found is None:
-        return None
-    tried = await run(reactor, leashed([found, "--version"], found), environment=environment, owner=owner)
-    return found if tried.code == 0 else None
+# Seconds that a command may take, and bytes of its output; of what it says the last lines are kept.
+SECONDS = 30.0
+OUTPUT = 256 * 1024**2
 
 
 @dataclass(frozen=True)
-class Done:
-    """A command that ran to its end."""
+class Done(Exit):
+    """A command that ran to its end, and its output."""
 
-    code: int
-    lines: tuple[str, ...]
     output: bytes
 
 
-async def run(
-    reactor: Reactor,
-    command: Sequence[str],
-    *,
-    environment: Mapping[str, str],
-    owner: Path,
-    stdin: bytes = b"",
-    seconds: float = 30.0,
-    output: int = 3,
-) -> Done:
-    """Run a command that ends by itself. What it writes to the descriptor `output` is the result's `output`.
+@dataclass(frozen=True)
+class Spawner:
+    """Starts child processes that end with the node: by way of setpriv(1) if there is one that can, else of our script.
 
-    Raises `CoreFailed` if it hangs.
+    `owner` is a directory that one node has at a time.
     """
-    lines: list[str] = []
-    process = CoreProcess(reactor, lines.extend)
-    with ExitStack() as files:
-        source = memory_file(stdin)
-        files.callback(os.close, source)
-        sink = memory_file(b"")
-        files.callback(os.close, sink)
-        spawn(process, reactor, command, environment=environment, owner=owner, files={0: source, output: sink})
-        late = reactor.callLater(seconds, process.signal, signal.SIGKILL)
+
+    reactor: Reactor
+    owner: Path
+    environment: Mapping[str, str]
+    setpriv: str | None = None
+
+    def spawn(self, process: CoreProcess, command: Sequence[str], files: Mapping[int, int]) -> None:
+        """Start `command` (an absolute path first). `files` maps the child's descriptors to ours, 0 among them.
+
+        Raises `CoreFailed` where nothing can be spawned.
+        """
+        argv = leashed([*command], self.setpriv)
+        try:
+            environment = {**self.environment, MARK: mark(self.owner)}
+            self.reactor.spawnProcess(process, argv[0], argv, env=environment, childFDs={1: "r", 2: "r", **files})
+        except OSError as fault:
+            raise CoreFailed(f"{command[0]} cannot be run: {fault}") from fault
+
+    async def run(
+        self, command: Sequence[str], *, stdin: bytes = b"", seconds: float = SECONDS, output: int = 3
+    ) -> Done:
+        """Run a command that ends by itself. What it writes to the descriptor `output` is the result's `output`.
+
+        Raises `CoreFailed` if it cannot be run, or hangs.
+        """
+        process = CoreProcess(self.reactor, lambda _: None)
+        with ExitStack() as files:
+            source, sink = (opened(content, files) for content in (stdin, b""))
+            self.spawn(process, command, {0: source, output: sink})
+            if process.pid is not None:
+                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (OUTPUT, OUTPUT))
+            ended = await self._ended(process, Path(command[0]).name, seconds)
+            if ended.code in (MISSING, UNFIT):
+                raise CoreFailed(f"{command[0]} cannot be run: {' '.join(ended.lines)}")
+            return Done(ended.code, ended.lines, os.pread(sink, os.fstat(sink).st_size, 0))
+
+    async def _ended(self, process: CoreProcess, name: str, seconds: float) -> Exit:
+        """Its end, of which it has so many seconds."""
+        late = self.reactor.callLater(seconds, process.signal, signal.SIGKILL)
         try:
             ended = await process.when_exited()
             if not late.active():
-                raise CoreFailed(f"{Path(command[0]).name} did not answer within {seconds:g} s")
+                raise CoreFailed(f"{name} did not answer within {seconds:g} s")
+            return ended
         except CancelledError:
             process.signal(signal.SIGKILL)
             raise
         finally:
             if late.active():
                 late.cancel()
-        return Done(ended.code, tuple(lines), os.pread(sink, os.fstat(sink).st_size, 0))
+
+
+async def by_setpriv(spawner: Spawner) -> Spawner:
+    """By the setpriv(1) of this machine, if it knows parent-death signals: it takes 1 ms, our script 11.
+
+    It does not look whether the parent died before the kernel was asked; such a core is swept at the next start.
+    """
+    found = shutil.which("setpriv", path=os.defpath)
+    if found is None:
+        return spawner
+    better = replace(spawner, setpriv=found)
+    return better if (await better.run([found, "--version"])).code == 0 else spawner
+
+
+def opened(content: bytes, files: ExitStack) -> int:
+    """A descriptor that a child reads this from, as long as `files` are open. Raises `CoreFailed` for want of one."""
+    try:
+        descriptor = memory_file(content)
+    except OSError as error:
+        raise CoreFailed(f"the core cannot be given its configuration: {error.strerror}") from error
+    files.callback(os.close, descriptor)
+    return descriptor
 
 
 def memory_file(content: bytes) -> int:

@@ -6,6 +6,7 @@ once. Names of keys: `option/*.go` of sing-box 1.14.1.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import secrets
@@ -18,7 +19,7 @@ from typing import Any
 from drivers.json_text import parse
 from drivers.sing_box.accounts import BUILDERS, Inbound, inbound_of, label, login_of, name_of, nobody, quoted_name
 from node.contract.accounts import Account, Accounts
-from node.contract.counters import DIRECTIONS
+from node.contract.counters import DIRECTIONS, Scope, counter_name
 from node.errors import InvalidConfig
 from protos.service_pb2 import User
 
@@ -42,6 +43,8 @@ _COUNTED = [
 _LEADING = ("shadowtls", "vmess")
 # Types that listen on UDP alone.
 _QUIC = ("hysteria", "hysteria2", "tuic")
+# What has a tag, or the core's number for one.
+_TAGGED = ("inbounds", "outbounds", "endpoints")
 # Keys that name a file to be written or a program to be run, anywhere, …
 _DROPPED = ("pid_file", "usages_path", "taildrop_directory", "executable_path", "wrapper_path", "write_to_system")
 # … or a directory that the core keeps things in.
@@ -117,10 +120,10 @@ class Plan:
     @property
     def silent(self) -> dict[str, int]:
         """The counters of all inbounds and outbounds before they carried anything: the core has none of them then."""
-        handlers = (("inbound", "inbounds"), ("outbound", "outbounds"), ("outbound", "endpoints"))
+        scopes = (Scope.INBOUND, Scope.OUTBOUND, Scope.OUTBOUND)
         return {
-            f"{scope}>>>{handler['tag']}>>>traffic>>>{direction}": 0
-            for scope, kind in handlers
+            counter_name(scope, handler["tag"], direction): 0
+            for scope, kind in zip(scopes, _TAGGED, strict=True)
             for handler in self.tree.get(kind, [])
             for direction in DIRECTIONS
         }
@@ -145,10 +148,10 @@ def plan(formatted: bytes, exclude: frozenset[str], directory: Path, counts: boo
         tree = parse(formatted.decode())
     except ValueError as error:
         raise InvalidConfig(f"the node cannot read this configuration: {error}") from error
+    _name(tree)
     warnings = list(_take_over(tree, directory))
     if not counts:
         warnings.append(UNCERTAIN)
-    _name(tree)
     _check_ports(tree.get("inbounds", []))
     inbounds = {}
     for inbound in tree.get("inbounds", []):
@@ -256,7 +259,7 @@ def _stats(tree: Mapping[str, Any], api: Endpoint, token: str) -> Json:
 
 def _name(tree: Json) -> None:
     """Give everything the tag that the core would give it, its number. Raises `InvalidConfig` for a double one."""
-    for kind in ("inbounds", "outbounds", "endpoints"):
+    for kind in _TAGGED:
         for number, handler in enumerate(tree.get(kind, [])):
             handler["tag"] = handler.get("tag") or str(number)
     times = Counter(inbound["tag"] for inbound in tree.get("inbounds", []))
@@ -291,6 +294,16 @@ def _take_over(tree: Json, directory: Path) -> Iterator[str]:
     if tree.get("log", {}).pop("output", None):
         yield "log.output of the configuration is left out: the node reads the log"
     yield from _take_over_paths(tree, directory)
+    _part(tree, directory / "kept")
+
+
+def _part(tree: Json, kept: Path) -> None:
+    """Give each that keeps something a directory of its own, by its tag: two in one would be one machine to others."""
+    for kind in _TAGGED:
+        for handler in tree.get(kind, []):
+            for key in handler.keys() & _DIRECTORIES:
+                name = hashlib.sha256(f"{kind} {handler['tag']}".encode("utf-8", "surrogatepass")).hexdigest()[:16]
+                handler[key] = str(kept / name)
 
 
 def _take_over_paths(value: Any, directory: Path) -> Iterator[str]:

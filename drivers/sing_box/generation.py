@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.threads import deferToThreadPool
 
-from drivers.channel import ApiFailed
+from drivers.channel import COUNTERS, FIGURES, ONLINE, USERS, ApiFailed, asking
 from drivers.process.child import CoreProcess
 from drivers.sing_box.accounts import alike, label, login_of, name_of, stranger, unlabelled
 from drivers.sing_box.api import Api
@@ -17,8 +18,8 @@ from drivers.sing_box.config import Endpoint, Plan
 from drivers.sing_box.live import LiveFailed, LiveUsers
 from drivers.sockets.connections import Unreachable, deafen, run_dry
 from node.contract.accounts import Accounts, Change, Refusal, apply, key_of
-from node.contract.counters import Reading, Scope
-from node.contract.driver import Exit, Host
+from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
+from node.contract.driver import Applied, Exit, Host
 from node.errors import CoreFailed
 from node.logs import Logger
 from protos.service_pb2 import BackendStatsResponse
@@ -77,18 +78,17 @@ class SingBoxGeneration:
         return self._process.when_exited()
 
     async def counters(self) -> Reading:
-        try:
-            reading = dict(self.plan.silent)
+        reading = Counter(self.plan.silent)
+        with asking(COUNTERS):
             counted, lacking = await self._host.aio.run(self._api.counters())
-            self._lacking = max(self._lacking, lacking)
-            for name, value in counted.items():
-                _add(reading, unlabelled(name), value)
-            for user, (up, down) in (await self._live_counters()).items():
-                _add(reading, f"user>>>{unlabelled(user)}>>>traffic>>>uplink", up)
-                _add(reading, f"user>>>{unlabelled(user)}>>>traffic>>>downlink", down)
-            return reading
-        except (ApiFailed, LiveFailed) as fault:
-            raise CoreFailed(f"the core did not give its counters: {fault}") from fault
+            live = await self._live_counters()
+        self._lacking = max(self._lacking, lacking)
+        for name, value in counted.items():
+            reading[unlabelled(name)] += value
+        for user, both in live.items():
+            for direction, value in zip(DIRECTIONS, both, strict=True):
+                reading[counter_name(Scope.USER, unlabelled(user), direction)] += value
+        return reading
 
     async def _live_counters(self) -> Mapping[str, tuple[int, int]]:
         """Bytes of live users whom nothing else counts: of all, but where v2ray_api was told of them at the start."""
@@ -98,25 +98,17 @@ class SingBoxGeneration:
         return {user: sums for user, sums in counted.items() if not self._counts or user in self._untold}
 
     async def online(self, key: str) -> Mapping[str, int]:
-        try:
+        with asking(ONLINE):
             return await self._host.aio.run(self._api.online(key))
-        except ApiFailed as fault:
-            raise CoreFailed(f"the core did not say who is online: {fault}") from fault
-
-    async def online_count(self, key: str) -> int:
-        return len(await self.online(key))
 
     async def backend_stats(self) -> BackendStatsResponse:
         """All of it where the build has v2ray_api; else what the api service and the kernel know."""
-        try:
+        with asking(FIGURES):
             figures = await self._host.aio.run(self._api.sys_stats())
             if figures is not None:
                 return BackendStatsResponse.FromString(figures.SerializeToString())
             status = await self._host.aio.run(self._api.status())
             started = await self._host.aio.run(self._api.started_at())
-        except ApiFailed as fault:
-            # Deployed controllers know how this text begins, and leave a node that says it alone.
-            raise CoreFailed(f"failed to get sys stats: {fault}") from fault
         return BackendStatsResponse(
             num_goroutine=status.goroutines,
             sys=status.memory,
@@ -130,10 +122,8 @@ class SingBoxGeneration:
         """Only live users can be others than it was told: who else is in its configuration stays there."""
         if self._live is None:
             return 0
-        try:
+        with asking(USERS):
             return sum([await self._audit(tag, self._live) for tag in self.plan.live])
-        except LiveFailed as fault:
-            raise CoreFailed(f"the core did not list its users: {fault}") from fault
 
     async def _audit(self, tag: str, live: LiveUsers) -> int:
         before = dict(self.accounts[tag])
@@ -153,8 +143,14 @@ class SingBoxGeneration:
     def kill(self) -> None:
         self._process.signal(signal.SIGKILL)
 
-    def free(self, changes: Sequence[Change]) -> list[Change]:
-        """Those that need no other core: most removals, who is in its configuration as he shall be, and live users."""
+    async def apply(self, changes: Sequence[Change]) -> Applied:
+        free = self._free(changes)
+        refused = await self._admit(free)
+        admitted = set(free)
+        return Applied(refused, [change for change in changes if change not in admitted])
+
+    def _free(self, changes: Sequence[Change]) -> list[Change]:
+        """Those that need no other run: most removals, users who are in its configuration already, and live users."""
         live = [change for change in changes if change.tag in self._live_tags and change.packed is not None]
         dear = self._cost([change for change in live if not self._is_respelled(change)]) > LIVE_SECONDS
         return [change for change in changes if self._is_free(change, dear)]
@@ -177,8 +173,8 @@ class SingBoxGeneration:
         """Seconds that the core works on these."""
         return LIVE_COST * sum(len(self.accounts[change.tag]) for change in live)
 
-    async def admit(self, changes: Sequence[Change]) -> list[Refusal]:
-        """Bring changes into force that need no other core: see `free`. Who is refused."""
+    async def _admit(self, changes: Sequence[Change]) -> list[Refusal]:
+        """Bring changes into force that are free. Who is refused."""
         respelled = set(filter(self._is_respelled, changes))
         self._respell(respelled)
         coming = [change for change in changes if change.packed is not None and change not in respelled]
@@ -279,7 +275,3 @@ class SingBoxGeneration:
         if self._live is not None:
             await self._live.close()
         await self._host.aio.run(self._api.close())
-
-
-def _add(reading: dict[str, int], name: str, value: int) -> None:
-    reading[name] = reading.get(name, 0) + value

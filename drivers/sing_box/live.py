@@ -26,6 +26,7 @@ from twisted.web.client import (
     ResponseFailed,
 )
 
+from drivers.channel import ApiFailed
 from drivers.sing_box.config import Endpoint
 from node.reactor import PooledReactor
 
@@ -38,7 +39,7 @@ _PLAIN = "$&+,:;=@"
 _ROW = re.compile(rb'"username":("(?:[^"\\]|\\.)*"),"downlinkBytes":(\d+),"uplinkBytes":(\d+)')
 
 
-class LiveFailed(Exception):
+class LiveFailed(ApiFailed):
     """What was asked is not in force; the text is the core's, or says that it did not answer."""
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
+from node.contract.counters import DIRECTIONS, Scope, counter_name
 from protos.sing_box_pb2 import Connection, ConnectionEvents
 
 CLOSED = 2
@@ -23,7 +24,7 @@ SPARE = 1_000
 class _Known:
     """What is known of one connection: the counters it belongs to, and its bytes."""
 
-    names: tuple[str, ...]
+    names: tuple[tuple[Scope, str], ...]
     up: int = 0
     down: int = 0
 
@@ -72,15 +73,15 @@ class Tally:
         if len(self._closed) > REMEMBERED:
             del self._closed[next(iter(self._closed))]
 
-    def _names(self, connection: Connection) -> tuple[str, ...]:
+    def _names(self, connection: Connection) -> tuple[tuple[Scope, str], ...]:
         user = "" if connection.inbound in self._live else connection.user
-        named = (("user", user), ("inbound", connection.inbound), ("outbound", connection.outbound))
-        return tuple(f"{scope}>>>{name}" for scope, name in named if name)
+        named = ((Scope.USER, user), (Scope.INBOUND, connection.inbound), (Scope.OUTBOUND, connection.outbound))
+        return tuple(pair for pair in named if pair[1])
 
     def _book(self, known: _Known, up: int, down: int) -> None:
-        for name in known.names:
-            for direction, added in (("uplink", up - known.up), ("downlink", down - known.down)):
-                counter = f"{name}>>>traffic>>>{direction}"
+        for scope, name in known.names:
+            for direction, added in zip(DIRECTIONS, (up - known.up, down - known.down), strict=True):
+                counter = counter_name(scope, name, direction)
                 self.counters[counter] = self.counters.get(counter, 0) + added
         self.carried += up - known.up + down - known.down
         known.up, known.down = up, down

@@ -28,9 +28,19 @@ _STAMP = re.compile(r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d(?:\.\d{6})? ", re.ASCII)
 _ACCESS = re.compile(_STAMP.pattern + "from ", re.ASCII)
 # What stands behind `accepted` in a line that no newline of a user's has cut: where to, and by which way.
 _WHOLE = re.compile(r"\S* \[.+\]")
-# How lines say that they end with what a user sent, and the most characters that this can be.
-_REFUSALS = (" rejected ", "invalid domain name: ")
+# How lines say that they may end with what a user sent, and the most characters that this can be.
+_REJECTED, _INVALID = " rejected ", "invalid domain name: "
 _REFUSED = 300
+# Connections without a valid credential are rejected before the core reads what could be printed. After a removal such
+# lines are many, and stand between those of connections that the core accepted just before.
+_STRANGER = re.compile(
+    _ACCESS.pattern + r"\S+ rejected  (?:common/drain: .+ > )?proxy/(?:"
+    r"vless/encoding: invalid request (?:version|user id: [\da-f-]{36})"
+    r"|trojan: not (?:a valid user|trojan protocol)"
+    r"|vmess/encoding: invalid user > user do not exist"
+    r"|shadowsocks: failed to match an user > proxy/shadowsocks: Not Found)",
+    re.ASCII,
+)
 # The most characters of a target: SOCKS 4a takes 8,191, Hysteria 2,048.
 _TARGET = 8300
 _IPV4 = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}", re.ASCII)
@@ -83,7 +93,7 @@ class Records:
         """Whether the line, which is the next one, is a whole record of the core's."""
         begin, self._at = self._at, self._at + len(line) + 1
         believed = begin >= self._begins and self._at > self._ends
-        if any(words in line for words in _REFUSALS):
+        if _INVALID in line or (_REJECTED in line and not _STRANGER.fullmatch(line)):
             self._ends = self._at + _REFUSED
         elif _is_cut(line):
             self._begins = self._at + _TARGET

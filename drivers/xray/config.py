@@ -58,7 +58,7 @@ API_SERVICES = (
     "xray.app.proxyman.command.Config",
     "xray.app.stats.command.Config",
 )
-Version = tuple[int, int, int]
+Version = tuple[int, ...]
 HYSTERIA_MISCOUNTED: Version = (26, 3, 27)
 _CONSOLE = 1
 _UNIX = 4

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 
 from twisted.internet.defer import Deferred
 
-from drivers.channel import ApiFailed
+from drivers.channel import COUNTERS, FIGURES, ONLINE, USERS, ApiFailed, asking
 from drivers.process.child import CoreProcess
 from drivers.xray.accounts import email_of
 from drivers.xray.api import Api
@@ -17,14 +16,15 @@ from drivers.xray.connections import Connections
 from drivers.xray.doors import entrances
 from drivers.xray.executable import Files
 from drivers.xray.selectors import OURS
-from drivers.xray.users import Applied, Users
+from drivers.xray.users import Users
 from node.contract.accounts import Accounts, Change
 from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
-from node.contract.driver import Exit, Host
-from node.errors import CoreFailed, Unsupported
+from node.contract.driver import Applied, Exit, Host
 from node.logs import Logger
 from protos.service_pb2 import BackendStatsResponse
 from protos.xray_pb2 import OutboundHandlerConfig
+
+_NOT_TOLD = "this core does not tell where users are connected from: Xray does from 25.3.6 on"
 
 
 class XrayGeneration:
@@ -75,51 +75,40 @@ class XrayGeneration:
         return self._process.when_exited()
 
     async def counters(self) -> Reading:
-        try:
+        with asking(COUNTERS):
             counters = await self._host.aio.run(self._api.counters())
-        except ApiFailed as fault:
-            raise CoreFailed(f"the core did not give its counters: {fault}") from fault
         for name in self._own:
             counters.pop(name, None)
         return counters
 
     async def online(self, key: str) -> Mapping[str, int]:
-        with _asking_who_is_online():
+        with asking(ONLINE, _NOT_TOLD):
             for email in self._spellings(key):
                 return await self._host.aio.run(self._api.online_ips(email))
         return {}
 
     async def online_count(self, key: str) -> int:
-        with _asking_who_is_online():
+        with asking(ONLINE, _NOT_TOLD):
             for email in self._spellings(key):
                 return await self._host.aio.run(self._api.online_count(email))
         return 0
 
     async def backend_stats(self) -> BackendStatsResponse:
-        try:
+        with asking(FIGURES):
             figures = await self._host.aio.run(self._api.sys_stats())
-        except ApiFailed as fault:
-            # Deployed controllers know how this text begins, and leave a node that says it alone.
-            raise CoreFailed(f"failed to get sys stats: {fault}") from fault
         return BackendStatsResponse.FromString(figures.SerializeToString())
 
     async def answers(self, seconds: float) -> bool:
         return await self._host.aio.run(self._api.ready(seconds))
 
     async def audit(self) -> int:
-        try:
+        with asking(USERS):
             return await self._users.audit()
-        except ApiFailed as fault:
-            raise CoreFailed(f"the core did not list its users: {fault}") from fault
 
     def kill(self) -> None:
         self._process.signal(signal.SIGKILL)
 
-    def free(self, changes: Sequence[Change]) -> list[Change]:
-        return self._users.free(changes)
-
     async def apply(self, changes: Sequence[Change]) -> Applied:
-        """Bring changes into force that need no other run of the core; those that do are left."""
         return await self._users.apply(changes)
 
     async def wind_down(self) -> None:
@@ -138,18 +127,6 @@ class XrayGeneration:
     def _spellings(self, key: str) -> list[str]:
         found = (accounts[key] for accounts in self.accounts.values() if key in accounts)
         return list(dict.fromkeys(map(email_of, found)))
-
-
-@contextmanager
-def _asking_who_is_online() -> Iterator[None]:
-    try:
-        yield
-    except ApiFailed as fault:
-        if fault.unsupported:
-            raise Unsupported(
-                "this core does not tell where users are connected from: Xray does from 25.3.6 on"
-            ) from fault
-        raise CoreFailed(f"the core did not say who is online: {fault}") from fault
 
 
 def own_counters(endpoint: Endpoint, outbounds: Iterable[OutboundHandlerConfig] = ()) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from drivers.channel import ApiFailed
 from drivers.process import readiness as starting
@@ -15,18 +14,11 @@ from drivers.xray.connections import Connections
 from drivers.xray.suspects import Pair
 from drivers.xray.ways import Work, choose, swap_of
 from node.contract.accounts import Accounts, Change, Refusal, apply, key_of
-from node.contract.driver import Host
+from node.contract.driver import Applied, Host
 from node.logs import Logger
 
 # Bytes around an account in its inbound, at most.
 FRAME = 5
-
-
-class Applied(NamedTuple):
-    """What became of a batch of changes: which ones the core refused, and which are left for a new run of it."""
-
-    refused: list[Refusal]
-    left: list[Change]
 
 
 class Users:
@@ -55,10 +47,6 @@ class Users:
         tag, key = pair
         tags = (tag,) if tag else tuple(self.accounts)
         return any(key in self.accounts[tag] or (tag, key) in self._entering for tag in tags)
-
-    def free(self, changes: Sequence[Change]) -> list[Change]:
-        """All of them, unless it takes a new run: more may come along then."""
-        return [] if self._swapped(changes) is None else list(changes)
 
     async def apply(self, changes: Sequence[Change]) -> Applied:
         """All removals, then all additions; inbounds where that is dear or unsafe are swapped whole.

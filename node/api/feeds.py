@@ -5,8 +5,7 @@ from __future__ import annotations
 from twisted.internet.defer import Deferred, DeferredSemaphore, ensureDeferred, gatherResults
 
 from node.api.methods import MAX_BODY, MAX_USERS
-from node.backend.desired import raise_refused
-from node.backend.runner import Runner
+from node.backend.members import Members, raise_refused
 from node.contract.accounts import Refusal, key_of
 from node.errors import Internal, InvalidRequest, NodeError, TooLarge, shown
 from node.logs import Logger
@@ -31,8 +30,8 @@ class UserFeed:
 
     log = Logger()
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+    def __init__(self, members: Members) -> None:
+        self._members = members
         self._room = DeferredSemaphore(IN_FLIGHT)
         self._under_way: set[Deferred[None]] = set()
         # By user: what the core refused of them, or why they were not applied.
@@ -47,7 +46,7 @@ class UserFeed:
 
     async def finish(self) -> Empty:
         await gatherResults([*self._under_way])
-        await self._runner.recorded()
+        await self._members.recorded()
         errors = [wrong for wrong in self._wrong.values() if isinstance(wrong, NodeError)]
         if errors:
             raise errors[-1]
@@ -68,8 +67,8 @@ class UserFeed:
 
     async def _applied(self, user: User) -> list[Refusal]:
         """Apply what a message says of a user. What was refused of it."""
-        touched, refused = await self._runner.put(user)
-        refused = refused + await self._runner.settle(touched)
+        touched, refused = await self._members.put(user)
+        refused = refused + await self._members.settle(touched)
         for email, reason in refused:
             self.log.warn("user {email} was refused: {reason}", email=email, reason=reason)
         return [Refusal(email[:LONGEST_NAME], reason) for email, reason in refused]
@@ -87,8 +86,8 @@ class UserFeed:
 class ChunkFeed:
     """A partial update in chunks 0, 1, … last. Nothing is applied before all of it is here and in order."""
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+    def __init__(self, members: Members) -> None:
+        self._members = members
         self._users: list[User] = []
         self._size = 0
         self._next = 0
@@ -110,5 +109,5 @@ class ChunkFeed:
     async def finish(self) -> Empty:
         if not self._complete:
             raise InvalidRequest("the last chunk is missing")
-        await self._runner.update(self._users)
+        await self._members.update(self._users)
         return Empty()

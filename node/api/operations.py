@@ -16,7 +16,7 @@ from node.backend.generations import Generations
 from node.backend.keepalive import KeepAlive
 from node.backend.runner import Runner
 from node.contract.accounts import key_of
-from node.contract.driver import Driver
+from node.contract.driver import CountsOnline, Driver
 from node.errors import Aborted, CoreFailed, UnknownName, Unsupported, shown
 from node.logs import Logger, LogRing
 from node.machine.system import SystemStats
@@ -139,7 +139,10 @@ class Backend:
         except Unsupported:
             # An address that is connected to two generations counts twice then.
             key = key_of(request.name)
-            count = sum([await generation.online_count(key) for generation in self._generations.serving])
+            runs = [run for run in self._generations.serving if isinstance(run, CountsOnline)]
+            if not runs:
+                raise
+            count = sum([await run.online_count(key) for run in runs])
         return service_pb2.OnlineStatResponse(name=request.name, value=count)
 
     async def online_ips(self, request: StatRequest, _: Call) -> service_pb2.StatsOnlineIpListResponse:
@@ -149,17 +152,17 @@ class Backend:
 
     async def sync_users(self, request: service_pb2.Users, _: Call) -> Empty:
         require_few(len(request.users))
-        await self._runner.replace(request.users)
+        await self._runner.users.replace(request.users)
         return Empty()
 
     def sync_user(self) -> UserFeed:
-        return UserFeed(self._runner)
+        return UserFeed(self._runner.users)
 
     def sync_chunked(self) -> ChunkFeed:
-        return ChunkFeed(self._runner)
+        return ChunkFeed(self._runner.users)
 
     def _is_user(self, name: str) -> bool:
-        return key_of(name) in self._runner.roster.users
+        return key_of(name) in self._runner.desired.roster.users
 
     async def _addresses(self, name: str) -> dict[str, int]:
         """Where a user is connected from, over all generations, and when each address was last seen."""
@@ -173,7 +176,7 @@ class Backend:
         return addresses
 
     async def _info(self) -> BaseInfoResponse:
-        accepted = self._runner.accepted if self._runner.state != "stopped" else None
+        accepted = self._runner.accepted
         driver = accepted.driver if accepted else self._drivers[min(self._drivers)]
         warnings = [*(accepted.plan.warnings if accepted else ())]
         warnings += [warning for part in self._telling for warning in part.warnings]
@@ -184,19 +187,19 @@ class Backend:
             version = "none"
             warnings.append(fault.text)
         return BaseInfoResponse(
-            running=self._runner.state == "running",
+            running=self._runner.status.running,
             core_version=version,
             version=__version__,
             core_type=driver.name,
-            state=self._runner.state,
-            reason=self._runner.reason,
+            state=self._runner.status.state,
+            reason=self._runner.status.reason,
             warnings=warnings,
         )
 
     def _found(self, saved: Saved) -> None:
         """What an earlier node left, which may be read late."""
         self._traffic.restore(saved.rows)
-        if not self._runner.loaded(saved) or not saved.request:
+        if not self._runner.desired.loaded(saved) or not saved.request:
             return
         if saved.left is not None:
             self._store.keep_alive(saved.left)
@@ -226,11 +229,12 @@ class Backend:
     def _watch_controller(self, left: float | None = None) -> None:
         """Whatever backend there is now has all of its keep-alive, or what is left of it."""
         if not self._starts:
-            self._keep_alive.set(self._runner.keep_alive, left)
+            accepted = self._runner.accepted
+            self._keep_alive.set(accepted.keep_alive if accepted else 0, left)
 
     def _everything(self) -> Changes:
         """All that has to outlive the node."""
-        changes = self._runner.everything()
+        changes = self._runner.desired.everything()
         changes.rows = {(row.scope, row.key): row for row in self._traffic.everything()}
         return changes
 

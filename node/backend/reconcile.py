@@ -1,4 +1,4 @@
-"""Brings changed users into force, one batch at a time, always towards the newest target.
+"""Brings changed users into a core, one batch at a time, always towards the newest target.
 
 Changes that arrive while a batch is under way wait for the next one together. Within a batch all removals come before
 all additions, so a credential that moves from one user to another arrives whole, whatever the order on the wire.
@@ -6,39 +6,47 @@ all additions, so a credential that moves from one user to another arrives whole
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Protocol
 
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.python.failure import Failure
 
-from node.contract.accounts import Accounts, Change, Refusal, diff, key_of
+from node.contract.accounts import Change, Refusal, key_of
+from node.contract.driver import Applied
 
 Pairs = set[tuple[str, str]]
 
+# Seconds for which changes are collected that take a new run of the core, which ends everybody's connections.
+WINDOW = 0.3
+
+
+class Core(Protocol):
+    """What a reconciler brings users into. Asked anew for each batch what differs."""
+
+    def changes(self, touched: Iterable[tuple[str, str]]) -> list[Change]:
+        """What of these (tag, key) pairs is not as it should be now."""
+
+    def differences(self) -> list[Change]:
+        """All that is not as it should be; with many users it takes a while to find."""
+
+    async def apply(self, changes: list[Change]) -> Applied:
+        """Have the core take these changes while it runs."""
+
+    async def renew(self, left: list[Change]) -> list[Refusal]:
+        """Bring in what `apply` left, by a new run. Returns who is refused."""
+
 
 class Reconciler:
-    """The only one who changes the users of a running core. `target` and `confirmed` are asked anew for each batch."""
+    """The only one that changes the users of its core. `sleep` waits so many seconds."""
 
-    def __init__(
-        self,
-        target: Callable[[], Mapping[str, Accounts]],
-        confirmed: Callable[[], Mapping[str, Accounts]],
-        apply: Callable[[list[Change]], Awaitable[list[Refusal]]],
-        window: Callable[[], float] = lambda: 0.0,
-        sleep: Callable[[float], Awaitable[None]] | None = None,
-        free: Callable[[list[Change]], list[Change]] = list,
-    ) -> None:
-        # Seconds that a batch with changes which are not free waits for more of them.
-        self._window = window
-        self._free = free
+    def __init__(self, core: Core, sleep: Callable[[float], Awaitable[None]]) -> None:
+        self._core = core
         self._sleep = sleep
-        self._target = target
-        self._confirmed = confirmed
-        self._apply = apply
         self._dirty: Pairs = set()
         # What the core is being asked for now; nobody knows yet whether it is in force.
         self._asked: Pairs = set()
-        # The changes that the core refused last, of those that still differ at a repair.
+        # What a new run refused, of those that still differ at a repair.
         self._refused: set[Change] = set()
         self._waiting: list[tuple[Pairs, Deferred[list[Refusal]]]] = []
         self._turn = DeferredLock()
@@ -52,81 +60,76 @@ class Reconciler:
             self._turn.run(self._batch)
         return done
 
-    def differences(self) -> list[Change]:
-        """What is not as it should be; with many users it takes a while to find."""
-        return diff(self._confirmed(), self._target())
-
     def unsettled(self, differences: Iterable[Change]) -> Pairs:
         """What these are of, and what may not be as it should be when the batch under way is done."""
         return self._asked | pairs(differences)
 
-    async def repair(self) -> list[Refusal]:
-        """Settle whatever differs. What was refused is asked for again only where that costs nobody anything."""
-        changes = self.differences()
-        self._refused &= set(changes)
-        asked = set(self._free(changes)) | set(changes) - self._refused
-        return await self.settle(pairs(asked)) if asked else []
+    async def repair(self) -> None:
+        """Settle whatever differs, but not what a new run refused: another one would cost everybody his connections."""
+        changes = set(self._core.differences())
+        self._refused &= changes
+        if asked := changes - self._refused:
+            await self.settle(pairs(asked))
 
     async def idle(self) -> None:
         """Wait until all that was touched so far is settled."""
         await self._turn.run(lambda: None)
 
     async def _batch(self) -> None:
-        waiting = self._waiting
+        dirty, waiting = self._take()
         try:
-            try:
-                changes = await self._collect()
-            finally:
-                dirty, self._dirty, self._waiting = self._dirty, set(), []
-            refused = await self._bring(self._changes(dirty) if changes is None else changes)
+            refused, left = await self._apply(dirty)
+            if left:
+                # What is dear takes along what comes soon.
+                await self._sleep(WINDOW)
+                more, joined = self._take()
+                waiting += joined
+                refused += await self._bring(pairs(left) | more)
         except Exception:  # noqa: BLE001 - handed to everybody who waits for it
             fault = Failure()
             for _, done in waiting:
                 done.errback(fault)
             return
-        for touched, done in waiting:
-            done.callback([refusal for key in sorted({key for _, key in touched}) for refusal in refused.get(key, ())])
+        _tell(waiting, refused)
 
-    async def _collect(self) -> list[Change] | None:
-        """Where a batch is dear it takes along what comes soon. What is free does not wait for that.
+    def _take(self) -> tuple[Pairs, list[tuple[Pairs, Deferred[list[Refusal]]]]]:
+        dirty, self._dirty = self._dirty, set()
+        waiting, self._waiting = self._waiting, []
+        return dirty, waiting
 
-        Returns what differs, where nothing was waited for: with many users it takes a while to find.
-        """
-        window = self._window()
-        if not window or self._sleep is None:
-            return None
-        changes = self._changes(self._dirty)
-        free = self._free(changes)
-        if len(free) == len(changes):
-            return changes
-        if free:
-            await self._ask(free)
-        await self._sleep(window)
-        return None
-
-    def _changes(self, dirty: Iterable[tuple[str, str]]) -> list[Change]:
-        """What of it differs."""
-        target, confirmed = self._target(), self._confirmed()
-        wanted = [Change(tag, key, target[tag].get(key)) for tag, key in dirty if tag in target]
-        return [change for change in wanted if confirmed[change.tag].get(change.key) != change.packed]
-
-    async def _bring(self, changes: list[Change]) -> dict[str, list[Refusal]]:
-        """Apply what differs; the refusals by key."""
-        refused: dict[str, list[Refusal]] = {}
-        if changes:
-            for refusal in await self._ask(changes):
-                refused.setdefault(key_of(refusal.email), []).append(refusal)
+    async def _bring(self, touched: Pairs) -> list[Refusal]:
+        """Bring it into the core that runs as far as that can be, and then the rest into the next."""
+        refused, left = await self._apply(touched)
+        if left:
+            self._asked = pairs(left)
+            try:
+                not_taken = await self._core.renew(left)
+            finally:
+                self._asked = set()
+            names = {key_of(refusal.email) for refusal in not_taken}
+            self._refused |= {change for change in left if change.key in names}
+            refused += not_taken
         return refused
 
-    async def _ask(self, changes: list[Change]) -> list[Refusal]:
+    async def _apply(self, touched: Pairs) -> Applied:
+        changes = self._core.changes(touched)
+        if not changes:
+            return Applied([], [])
         self._asked = pairs(changes)
         try:
-            refused = await self._apply(changes)
+            return await self._core.apply(changes)
         finally:
             self._asked = set()
-        names = {key_of(refusal.email) for refusal in refused}
-        self._refused |= {change for change in changes if change.key in names}
-        return refused
+
+
+def _tell(waiting: list[tuple[Pairs, Deferred[list[Refusal]]]], refused: list[Refusal]) -> None:
+    """Tell each waiter of those that it touched."""
+    by_key: dict[str, list[Refusal]] = {}
+    for refusal in dict.fromkeys(refused):
+        by_key.setdefault(key_of(refusal.email), []).append(refusal)
+    for touched, done in waiting:
+        keys = sorted({key for _, key in touched} if by_key else ())
+        done.callback([refusal for key in keys for refusal in by_key.get(key, ())])
 
 
 def pairs(changes: Iterable[Change]) -> Pairs:

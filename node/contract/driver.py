@@ -1,17 +1,17 @@
 """What a core's driver is to the node, and what the node hands it.
 
-A new core brings: a package with a class that satisfies `Driver`, generations that satisfy `Generation`, and one line
-in `drivers.registry`. The node asks for counters and online users of several generations (`node.backend.generations`),
-and applies users as a difference to the current one. A driver that has no live call for that answers `apply` with a new
-generation.
+A new core brings a package with a class that satisfies `Driver`, plans that satisfy `Plan`, generations that satisfy
+`Generation`, and one line in `drivers.registry`. A driver launches what it is told to, when it is told to: when a run
+ends and another one begins is the node's affair (`node.backend.replace`). What only some cores can do is a protocol of
+its own (`CountsOnline`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from twisted.internet.defer import Deferred
 
@@ -45,26 +45,21 @@ class Exit:
     lines: tuple[str, ...]
 
     @property
+    def how(self) -> str:
+        return f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
+
+    @property
     def reason(self) -> str:
         """One line for an operator."""
-        how = f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
         telling = [line for line in self.lines if line.startswith(_TELLING)] or self.lines
-        return f"the core ended by itself ({how})" + (f": {telling[-1]}" if telling else "")
+        return f"the core ended by itself ({self.how})" + (f": {telling[-1]}" if telling else "")
 
 
-class Plan(Protocol):
-    """A configuration that the core accepted, without its users: ready to be launched."""
+class Applied(NamedTuple):
+    """What became of a batch of changes: whom the core refused, and which changes are left for another run of it."""
 
-    @property
-    def tags(self) -> Sequence[str]:
-        """The managed inbounds, those whose users are the supplied ones."""
-
-    @property
-    def warnings(self) -> Sequence[str]:
-        """What an operator should know about this configuration."""
-
-    def account(self, tag: str, user: User) -> Account | None:
-        """The user's account for a managed inbound; None without a credential. Pure. Raises `Unusable`."""
+    refused: list[Refusal]
+    left: list[Change]
 
 
 class Generation(Protocol):
@@ -78,12 +73,6 @@ class Generation(Protocol):
     def accounts(self) -> Mapping[str, Accounts]:
         """Per managed inbound, what the core confirmed."""
 
-    def when_exited(self) -> Deferred[Exit]:
-        """Fires when the process is gone; a Deferred of its own for each caller."""
-
-    def free(self, changes: Sequence[Change]) -> list[Change]:
-        """Those of these changes that cost nobody anything: the others are collected for the driver's `window`."""
-
     @property
     def warnings(self) -> Sequence[str]:
         """What an operator should know about this run now: files that changed since it began, for instance."""
@@ -91,6 +80,22 @@ class Generation(Protocol):
     @property
     def uncounted(self) -> frozenset[Scope]:
         """What this run cannot count; asked for, it is unsupported."""
+
+    def when_exited(self) -> Deferred[Exit]:
+        """Fires when the process is gone; a Deferred of its own for each caller."""
+
+    async def apply(self, changes: Sequence[Change]) -> Applied:
+        """Change users while the core runs, all removals before all additions; called for one batch at a time.
+
+        What the core did not confirm is refused, by name, and not in `accounts`. What it cannot do while it runs, or
+        only at a higher cost than by another run, is left, undone. Raises `errors.CoreFailed`.
+        """
+
+    async def audit(self) -> int:
+        """Compare the core's own list of users with `accounts`, and make `accounts` tell the truth.
+
+        Returns in how many users they differed. Raises `errors.CoreFailed`.
+        """
 
     async def counters(self) -> Reading:
         """All counters, cumulative since this process began, but those of the node's own inbounds and outbounds.
@@ -104,38 +109,60 @@ class Generation(Protocol):
         Raises `errors.Unsupported` where the core does not tell, and `errors.CoreFailed`.
         """
 
-    async def online_count(self, key: str) -> int:
-        """How many addresses those are, where only that is told. Raises as `online`."""
-
     async def backend_stats(self) -> BackendStatsResponse:
-        """The core's own run-time figures."""
+        """The core's own run-time figures. Raises `errors.CoreFailed`."""
 
     async def answers(self, seconds: float) -> bool:
         """Whether the core answers a small question within this time."""
-
-    async def audit(self) -> int:
-        """Compare the core's own list of users with `accounts`, and make `accounts` tell the truth.
-
-        Returns in how many users they differed. Raises `errors.CoreFailed`.
-        """
-
-    def kill(self) -> None:
-        """End the process at once: it does not answer any more."""
 
     async def wind_down(self) -> None:
         """Take no more connections and end the live ones: after it the counters come to rest, and can still be read.
 
         Returns when the core has had the moment that it needs to notice; then two equal readings are the last ones.
-
         What cannot be done is logged: the process ends soon anyway.
         """
 
     async def stop(self) -> None:
         """End the process: asked, then forced. Returns when it is gone. May be called again meanwhile."""
 
+    def kill(self) -> None:
+        """End the process at once: it does not answer any more."""
 
-# Ends a generation whose place another one takes: no byte that it has counted is lost, and nobody takes it for a crash.
-End = Callable[[Generation], Awaitable[None]]
+
+@runtime_checkable
+class CountsOnline(Protocol):
+    """A generation that can tell how many addresses a user has where it does not tell which."""
+
+    async def online_count(self, key: str) -> int:
+        """How many addresses a user is connected from. Raises as `Generation.online`."""
+
+
+class Plan(Protocol):
+    """A configuration that the core accepted, without its users: ready to be launched, again and again."""
+
+    @property
+    def tags(self) -> Sequence[str]:
+        """The managed inbounds, those whose users are the supplied ones."""
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What an operator should know about this configuration."""
+
+    def account(self, tag: str, user: User) -> Account | None:
+        """The user's account for a managed inbound; None without a credential. Pure. Raises `Unusable`."""
+
+    async def check(self, target: Mapping[str, Accounts]) -> None:
+        """Have the core build everything with these users, and bind nothing: the second, dearer half of the check.
+
+        Raises `errors.InvalidConfig`, or `errors.CoreFailed` where the core could not say.
+        """
+
+    async def launch(self, target: Mapping[str, Accounts], seconds: float) -> Generation:
+        """Run the core with these users. Returns when it answers, within `seconds`; else no process is left.
+
+        Raises `errors.PortTaken` for a port that it cannot have now, `errors.CoreFailed`, or `errors.InvalidConfig`
+        where only the start itself can tell.
+        """
 
 
 class Driver(Protocol):
@@ -145,36 +172,14 @@ class Driver(Protocol):
     def name(self) -> str:
         """The core's name, as in BaseInfoResponse.core_type."""
 
-    @property
-    def window(self) -> float:
-        """Seconds for which changes that are not free are collected before they are applied; 0 where all are free."""
-
     def fingerprint(self, config_text: str) -> str:
         """Equal for configurations that mean the same: order of keys, white space and comments do not count. Pure."""
 
     async def version(self) -> str:
         """The version of the executable. Raises `errors.CoreFailed` with what to do if there is none."""
 
-    async def prepare(self, config_text: str, exclude: frozenset[str]) -> Any:
-        """Have the core read a configuration, touching none that runs: a `Plan`. Raises `errors.InvalidConfig`."""
-
-    async def check(self, plan: Any) -> None:
-        """The second, dearer half of the check: build everything but bind nothing. Raises `errors.InvalidConfig`."""
-
-    async def launch(self, plan: Any, target: Mapping[str, Accounts], seconds: float) -> Generation:
-        """Run a plan with these users. Returns when the core answers, within `seconds`.
-
-        Raises `errors.PortTaken` for a port that it cannot have now, `errors.CoreFailed`, or `errors.InvalidConfig`
-        where only the start itself can tell.
-        """
-
-    async def apply(self, generation: Any, changes: Sequence[Change], end: End) -> tuple[Generation, list[Refusal]]:
-        """Bring changed users into force, all removals before all additions; called for one batch at a time.
-
-        Returns the generation that has them: the same where the core has a live call, a new one where the driver
-        had to start a process, for which it has the one before ended by `end`. What the core did not confirm is
-        refused, by key, and not in `accounts`. Raises `errors.CoreFailed` if no core runs any more.
-        """
+    async def prepare(self, config_text: str, exclude: frozenset[str]) -> Plan:
+        """Have the core read a configuration, touching none that runs. Raises `errors.InvalidConfig`."""
 
     def sweep(self) -> list[int]:
         """End the cores that an earlier node left behind on this directory; their process numbers. Blocking, brief."""

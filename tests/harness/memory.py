@@ -10,7 +10,7 @@ from twisted.internet.task import Clock, deferLater
 
 from node.contract.accounts import Account, Accounts, Change, Refusal, Unusable, apply
 from node.contract.counters import Reading, Scope
-from node.contract.driver import End, Exit
+from node.contract.driver import Applied, Exit
 from node.errors import CoreFailed, InvalidConfig
 from protos.service_pb2 import BackendStatsResponse, Proxy, Trojan, User
 
@@ -21,10 +21,11 @@ def person(email: str, password: str = "", *inbounds: str) -> User:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Inbounds whose accounts are passwords."""
+    """Inbounds whose accounts are passwords. Without a driver it is that of a core nobody launched."""
 
     config: str
     tags: tuple[str, ...]
+    driver: MemoryDriver | None = None
     warnings: tuple[str, ...] = ()
 
     def account(self, tag: str, user: User) -> Account | None:
@@ -32,6 +33,14 @@ class MemoryPlan:
         if password == "bad":
             raise Unusable("the password is bad")
         return Account(password.encode(), password.encode()) if password else None
+
+    async def check(self, target: Mapping[str, Accounts]) -> None:
+        assert self.driver
+        await self.driver.check(self, target)
+
+    async def launch(self, target: Mapping[str, Accounts], seconds: float) -> MemoryGeneration:
+        assert self.driver
+        return await self.driver.launch(self, target, seconds)
 
 
 class Gate:
@@ -108,11 +117,9 @@ class MemoryGeneration:
     async def online(self, key: str) -> Mapping[str, int]:
         return {}
 
-    async def online_count(self, key: str) -> int:
-        return 0
-
-    def free(self, changes: Sequence[Change]) -> list[Change]:
-        return list(changes)
+    async def apply(self, changes: Sequence[Change]) -> Applied:
+        assert self.plan.driver
+        return await self.plan.driver.apply(self, changes)
 
     async def backend_stats(self) -> BackendStatsResponse:
         return BackendStatsResponse()
@@ -176,15 +183,15 @@ class MemoryRecord:
 class MemoryDriver:
     """Satisfies `Driver`. A configuration is the tags of its inbounds, with commas, and then words.
 
-    `bad` is refused when it is read, `unbuildable` when it is checked beside a running core. `faults` are what the next
-    launches fail with. `launching`, `stopping` and `applying` are gates; `fault` is what batches fail with. A silent
-    core takes none of a batch, which is known after `CALL` seconds; `unable`: no core takes a removal while it runs.
+    `bad` is refused when it is read, `unbuildable` when it is checked. `faults` are what the next launches fail with.
+    `launching`, `stopping` and `applying` are gates; `fault` is what batches fail with. A silent core takes none of a
+    batch, which is known after `CALL` seconds; `unable`: no core takes a removal while it runs. `dear` tells which
+    changes take another run, and `unchecked` is what a check of users fails with.
     """
 
     CALL = 5.0
 
     name = "memory"
-    window = 0.0
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or Clock()
@@ -193,8 +200,11 @@ class MemoryDriver:
         self.patience: list[float] = []
         self.faults: list[Exception] = []
         self.batches: list[Sequence[Change]] = []
+        self.checks: list[Mapping[str, Accounts]] = []
         self.fault: Exception | None = None
+        self.unchecked: Exception | None = None
         self.unable = False
+        self.dear: Callable[[Change], bool] = lambda _: False
         self.reading, self.launching, self.stopping, self.applying = Gate(), Gate(), Gate(), Gate()
 
     @property
@@ -212,11 +222,14 @@ class MemoryDriver:
         tags, *words = config_text.split() or ["a,b"]
         if "bad" in words:
             raise InvalidConfig("the core cannot read it")
-        return MemoryPlan(config_text, tuple(tag for tag in tags.split(",") if tag not in exclude))
+        return MemoryPlan(config_text, tuple(tag for tag in tags.split(",") if tag not in exclude), self)
 
-    async def check(self, plan: MemoryPlan) -> None:
+    async def check(self, plan: MemoryPlan, target: Mapping[str, Accounts]) -> None:
+        self.checks.append(target)
         if "unbuildable" in plan.config.split():
             raise InvalidConfig("the core cannot build it")
+        if self.unchecked and any(target.values()):
+            raise self.unchecked
 
     async def launch(self, plan: MemoryPlan, target: Mapping[str, Accounts], seconds: float) -> MemoryGeneration:
         assert not self.running, "two cores at once"
@@ -230,9 +243,7 @@ class MemoryDriver:
         self.cores.append(core)
         return core
 
-    async def apply(
-        self, generation: MemoryGeneration, changes: Sequence[Change], end: End
-    ) -> tuple[MemoryGeneration, list[Refusal]]:
+    async def apply(self, generation: MemoryGeneration, changes: Sequence[Change]) -> Applied:
         assert {change.tag for change in changes} <= set(generation.plan.tags), "changes for another configuration"
         self.batches.append(changes)
         await self.applying.passed()
@@ -240,9 +251,11 @@ class MemoryDriver:
             raise self.fault
         if generation.silent:
             await deferLater(self.clock, self.CALL)
-        refused = [change for change in changes if self._refuses(generation, change)]
-        generation.accounts = apply([change for change in changes if change not in refused], generation.accounts)
-        return generation, [Refusal(change.key, "the core says no") for change in refused]
+        left = list(filter(self.dear, changes))
+        refused = [change for change in changes if change not in left and self._refuses(generation, change)]
+        done = [change for change in changes if change not in left and change not in refused]
+        generation.accounts = apply(done, generation.accounts)
+        return Applied([Refusal(change.key, "the core says no") for change in refused], left)
 
     def _refuses(self, core: MemoryGeneration, change: Change) -> bool:
         stuck = self.unable and change.key in core.accounts[change.tag]

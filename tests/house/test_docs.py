@@ -17,7 +17,7 @@ from node import __version__
 from node.api.methods import METHODS
 from node.certificate import ensure, ensure_api_key
 from node.errors import KINDS
-from node.settings import SETTINGS
+from node.tap import SETTINGS
 from tests.harness.curl import programs_with_curl
 from tests.harness.node import NodeProcess
 from tests.harness.ports import free_port

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from node.settings import SETTINGS
+from node.tap import SETTINGS
 from tests.harness.core import find_xray
 from tests.harness.curl import programs_with_curl
 from tests.harness.ports import free_port

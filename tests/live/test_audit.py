@@ -19,7 +19,7 @@ from drivers.xray.generation import XrayGeneration
 from node.aio import Aio
 from node.backend.roster import Roster
 from node.contract.accounts import Change, diff
-from node.contract.driver import Generation, Host
+from node.contract.driver import Host
 from node.errors import CoreFailed
 from node.logs import LogRing
 from tests.conftest import Place, member
@@ -32,11 +32,6 @@ reactor: Any = installed
 
 PEOPLE = [TestUser.new(f"{name}@test") for name in ("Anna", "bert", "carl")]
 STRANGER = TestUser.new("stranger@test")
-
-
-async def never(_: Generation) -> None:
-    """Xray changes users while it runs."""
-    raise AssertionError
 
 
 class AuditTests(TestCase):
@@ -59,7 +54,7 @@ class AuditTests(TestCase):
             [member(person, *self.places) for person in PEOPLE], self.plan.tags, self.plan.account
         )
         assert not refused
-        self.core: XrayGeneration = await self.driver.launch(self.plan, self.roster.target, 8)
+        self.core: XrayGeneration = await self.plan.launch(self.roster.target, 8)
         self.addCleanup(lambda: Deferred.fromCoroutine(self.core.stop()))
         [socket] = directory.glob("*.sock")
         self.behind = Api(str(socket))
@@ -69,8 +64,7 @@ class AuditTests(TestCase):
         assert await self.aio.run(self.behind.alter(operations)) == [None] * len(operations)
 
     async def repair(self) -> None:
-        refused = (await self.driver.apply(self.core, diff(self.core.accounts, self.roster.target), never))[1]
-        assert not refused
+        assert await self.core.apply(diff(self.core.accounts, self.roster.target)) == ([], [])
 
     async def names(self, tag: str) -> set[str]:
         return {user.email for user in await self.aio.run(self.behind.list_users(tag))}
@@ -107,8 +101,8 @@ class AuditTests(TestCase):
 
         alter = Api.alter
         self.patch(Api, "alter", no_answer)
-        refused = (await self.driver.apply(self.core, [Change(place.tag, PEOPLE[0].email.lower(), None)], never))[1]
-        self.assertEqual(len(refused), 1)
+        refused, left = await self.core.apply([Change(place.tag, PEOPLE[0].email.lower(), None)])
+        self.assertEqual((len(refused), left), (1, []))
         self.patch(Api, "alter", alter)
         await self.tamper(
             Operation(place.tag, PEOPLE[0].email, None), Operation(place.tag, STRANGER.email, account.packed)

@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from drivers.process.orphans import MARK, mark
-from node.backend.runner import MAX_CONFIG, START_TIMEOUT
+from node.backend.runner import MAX_CONFIG
+from node.backend.supervisor import START_TIMEOUT
 from node.state.directory import StateDirectory
 from protos.service_pb2 import Backend, BaseInfoResponse
 from tests.conftest import Place, connection, control, gets_in, live, member, over, run, stays_out, talking

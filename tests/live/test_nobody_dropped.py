@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from node.api.methods import METHODS, Method
 from node.api.methods import Kind as MethodKind
-from node.backend.runner import START_TIMEOUT
+from node.backend.supervisor import START_TIMEOUT
 from protos.service_pb2 import Backend, BackendType, Empty, User, Users, UsersChunk, UsersStat
 from tests.conftest import Place, connection, control, gets_in, member, over, run, stays_out, talking, way
 from tests.harness import transfer

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import signal
 import tempfile
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
@@ -18,16 +17,16 @@ from twisted.internet.interfaces import IReactorFromThreads
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
-from drivers.sing_box.config import Plan
 from drivers.sing_box.driver import SingBox
 from drivers.sing_box.generation import SingBoxGeneration
 from node.aio import Aio
 from node.backend.roster import Roster
-from node.contract.accounts import Change
+from node.contract.accounts import Accounts, Change
 from node.contract.driver import Generation, Host
 from node.errors import CoreFailed
 from node.logs import LogRing
 from tests.harness import certs
+from tests.harness.renewing import Renewing
 from tests.harness.sing_box import BUILDS, SERVER_NAME, VLESS, Door, config, find_sing_box, shadowsocks_2022, ways
 from tests.harness.users import TestUser
 
@@ -67,12 +66,17 @@ class RunTests(TestCase):
 
     async def launched(self, *doors: Door) -> SingBoxGeneration:
         """A core with Anna in all of these."""
-        plan: Plan = await self.driver.prepare(config([one for door in doors for one in door.inbounds]), frozenset())
+        self.plan = plan = await self.driver.prepare(
+            config([one for door in doors for one in door.inbounds]), frozenset()
+        )
         self.roster, refused = Roster.of([door.user(TestUser.new("anna")) for door in doors], plan.tags, plan.account)
         assert not refused
-        core = await self.driver.launch(plan, self.roster.target, 8)
+        core = await plan.launch(self.roster.target, 8)
         self.addCleanup(lambda: Deferred.fromCoroutine(core.stop()))
         return core
+
+    def runs(self, core: SingBoxGeneration, end: Callable[[Generation], Awaitable[None]] | None = None) -> Renewing:
+        return Renewing(reactor, self.driver, self.plan, core, end)
 
     async def newcomer(self, core: SingBoxGeneration, door: Door) -> Change:
         account = core.plan.account(door.way.name, door.user(TestUser.new("bert")))
@@ -96,7 +100,7 @@ class RunTests(TestCase):
         core = await self.launched(door)
         await core.stop()
         for step in ("Api.ready", "Api.begin"):
-            launching = Deferred.fromCoroutine(self.driver.launch(core.plan, self.roster.target, 8))
+            launching = Deferred.fromCoroutine(self.plan.launch(self.roster.target, 8))
             self.aio.name_of_step, self.aio.work = step, launching
             with self.assertRaises(CancelledError):
                 await launching
@@ -109,12 +113,11 @@ class RunTests(TestCase):
         none_left = mock.patch("os.memfd_create", side_effect=OSError(errno.EMFILE, "Too many open files"))
         self.addCleanup(none_left.stop)
 
-        async def end(old: Generation) -> None:
-            await old.stop()
+        async def end(_: Generation) -> None:
             none_left.start()
 
         with self.assertRaises(CoreFailed) as caught:
-            await self.driver.apply(core, [await self.newcomer(core, door)], end)
+            await self.runs(core, end).apply([await self.newcomer(core, door)])
         assert "Too many open files" in str(caught.exception)
         assert not await self.cores()
 
@@ -124,12 +127,11 @@ class RunTests(TestCase):
         trojan = next(way for way in ways(certificate, 1) if way.name == "trojan")
         core = await self.launched(door := Door(trojan))
 
-        async def end(old: Generation) -> None:
-            await old.stop()
+        async def end(_: Generation) -> None:
             certificate.certificate.unlink()
 
         with self.assertRaises(CoreFailed) as caught:
-            await self.driver.apply(core, [await self.newcomer(core, door)], end)
+            await self.runs(core, end).apply([await self.newcomer(core, door)])
         assert "no such file" in str(caught.exception)
         assert not await self.cores()
 
@@ -137,45 +139,43 @@ class RunTests(TestCase):
         """No other one is begun for the change: whoever keeps the core up does that, and would end this one for it."""
         core = await self.launched(door := Door(VLESS))
         newcomer = await self.newcomer(core, door)
-        check = self.driver._run
+        check, runs = self.plan.check, self.runs(core)
 
-        async def checked(*arguments: Any, **more: Any) -> Any:
-            done = await check(*arguments, **more)
+        async def checked(target: Mapping[str, Accounts]) -> None:
+            await check(target)
             core.kill()
             await core.when_exited()
-            return done
 
-        async def end(_: Generation) -> None:
-            raise AssertionError("it has ended")
-
-        with mock.patch.object(self.driver, "_run", checked):
-            same, [refusal] = await self.driver.apply(core, [newcomer], end)
-        assert (same, refusal.email) == (core, "bert")
+        with mock.patch.object(self.plan, "check", checked):
+            await runs.apply([newcomer])
+        assert (runs.run, runs.ended) == (core, [])
         assert not await self.cores()
 
     async def test_an_end_that_fails(self) -> None:
-        """Its core is ended all the same, and that none runs is said."""
+        """The core ends all the same, and another one runs, without those who were to come; they are told."""
         core = await self.launched(door := Door(VLESS))
 
         async def end(_: Generation) -> None:
             raise ValueError
 
-        with self.assertRaises(CoreFailed):
-            await self.driver.apply(core, [await self.newcomer(core, door)], end)
+        runs = self.runs(core, end)
+        [refusal] = await runs.apply([await self.newcomer(core, door)])
         self.flushLoggedErrors(ValueError)
-        assert (await core.when_exited()).code == -signal.SIGKILL
+        assert refusal.email == "bert"
+        assert not core.alive
+        await runs.run.stop()
         assert not await self.cores()
 
     async def test_crashes_leave_nothing(self) -> None:
         """Neither what follows a run nor its connections."""
         core = await self.launched(Door(VLESS), Door(shadowsocks_2022()))
         for _ in range(3):
-            await core.admit([Change("vless", "anna", None)])
+            await core.apply([Change("vless", "anna", None)])
             await core.counters()
             core.kill()
             await core.when_exited()
             await until_none(self.tasks)
-            core = await self.driver.launch(core.plan, self.roster.target, 8)
+            core = await self.plan.launch(self.roster.target, 8)
         await core.stop()
         assert not await self.tasks()
 
@@ -184,7 +184,7 @@ class RunTests(TestCase):
         core = await self.launched(Door(VLESS))
         await core.stop()
         with self.assertRaises(CoreFailed):
-            await core.admit([Change("vless", "anna", None)])
+            await core.apply([Change("vless", "anna", None)])
         assert not await core.answers(1)
         assert not await self.tasks()
 

@@ -21,8 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from node.settings import SETTINGS
-from node.tap import DESCRIPTORS
+from node.tap import DESCRIPTORS, SETTINGS
 from tests.harness import certs
 from tests.harness.backend import backend
 from tests.harness.controller import ControllerError, RestController, RpcController

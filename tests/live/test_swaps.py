@@ -24,7 +24,7 @@ from drivers.xray.generation import XrayGeneration
 from node.aio import Aio
 from node.backend.roster import Roster
 from node.contract.accounts import Change, diff
-from node.contract.driver import Generation, Host
+from node.contract.driver import Host
 from node.logs import LogRing
 from protos.service_pb2 import User
 from protos.xray_pb2 import InboundHandlerConfig
@@ -33,6 +33,7 @@ from tests.harness.core import find_xray, server_config
 from tests.harness.inbounds import Kind
 from tests.harness.ports import free_port
 from tests.harness.protocols import shadowsocks_2022, vless
+from tests.harness.renewing import Renewing
 from tests.harness.transports import raw
 from tests.harness.users import TestUser
 from tests.harness.wait import accepts
@@ -69,10 +70,11 @@ class SwapTests(TestCase):
         aio.startService()
         self.addCleanup(aio.stopService)
         host = Host(reactor, aio, LogRing(reactor, 1000), directory, {"XRAY_EXECUTABLE_PATH": str(find_xray())})
-        self.aio, self.driver, self.ended = aio, Xray(host), list[Generation]()
+        self.aio, self.driver = aio, Xray(host)
         config = json.dumps(server_config([self.place.inbound, self.other.inbound]))
         self.plan = await self.driver.prepare(config, frozenset())
-        self.core = await self.driver.launch(self.plan, self.target(ANNA, BERT), 8)
+        self.core = await self.plan.launch(self.target(ANNA, BERT), 8)
+        self.runs = Renewing(reactor, self.driver, self.plan, self.core)
         self.addCleanup(lambda: Deferred.fromCoroutine(self.core.stop()))
         [socket] = directory.glob("*.sock")
         self.api = BrokenApi(str(socket))
@@ -85,13 +87,11 @@ class SwapTests(TestCase):
         assert not refused
         return roster.target
 
-    async def end(self, generation: Generation) -> None:
-        self.ended.append(generation)
-        await generation.stop()
-
     async def apply(self, changes: Sequence[Change]) -> set[str]:
         """Who is refused."""
-        self.core, refused = await self.driver.apply(self.core, changes, self.end)
+        refused = await self.runs.apply(changes)
+        assert isinstance(self.runs.run, XrayGeneration)
+        self.core = self.runs.run
         return {refusal.email for refusal in refused}
 
     async def names(self, tag: str) -> set[str]:
@@ -115,7 +115,7 @@ class SwapTests(TestCase):
         """It takes a new run of the core, which has everybody that it shall have."""
         self.api.failures, first = 2, self.core
         self.assertEqual(await self.apply(self.changes(ANNA, CARL)), set())
-        self.assertEqual(self.ended, [first])
+        self.assertEqual(self.runs.ended, [first])
         self.assertEqual(await self.names(self.place.tag), {ANNA.email, CARL.email})
         self.assertEqual(await self.names(self.other.tag), {ANNA.email, BERT.email})
         self.assertTrue(accepts(self.place.port))
@@ -134,26 +134,27 @@ class SwapTests(TestCase):
         self.api.failures, first = 2, self.core
         coming = [Change(self.place.tag, CARL.email, BAD)]
         leaving = [Change(self.place.tag, BERT.email, None)]
-        newest, refused = await self.driver._bring_in(self.core, [*leaving, *coming], self.end)
-        self.core = newest
+        refused = await self.runs.renew([*leaving, *coming])
+        assert isinstance(self.runs.run, XrayGeneration)
+        self.core = self.runs.run
         self.assertEqual(len(refused), 1)
-        self.assertEqual(self.ended, [first])
+        self.assertEqual(self.runs.ended, [first])
         self.assertEqual(await self.names(self.place.tag), {ANNA.email})
 
     async def test_nobody_leaves_for_users_whom_the_core_refuses(self) -> None:
         """Where nobody has to be put out the core that runs goes on."""
-        newest, refused = await self.driver._bring_in(self.core, [Change(self.place.tag, CARL.email, BAD)], self.end)
-        self.assertIs(newest, self.core)
-        self.assertEqual((len(refused), self.ended), (1, []))
+        refused = await self.runs.renew([Change(self.place.tag, CARL.email, BAD)])
+        self.assertIs(self.runs.run, self.core)
+        self.assertEqual((len(refused), self.runs.ended), (1, []))
 
     async def test_a_core_that_is_gone(self) -> None:
-        """No second core is run beside the one that comes back by itself."""
+        """No second core is run beside the one that comes back by itself, and has them then."""
         self.core.kill()
         await self.core.when_exited()
         first: XrayGeneration = self.core
-        self.assertIn(CARL.email, await self.apply(self.changes(ANNA, CARL)))
+        self.assertEqual(await self.apply(self.changes(ANNA, CARL)), set())
         self.assertIs(self.core, first)
-        self.assertEqual(self.ended, [])
+        self.assertEqual(self.runs.ended, [])
 
 
 class StalledChannel:

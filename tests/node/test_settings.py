@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from node.settings import SETTINGS, BadSettings, Settings, key_fault, load
-from node.tap import Options
+from drivers.registry import DRIVER_SETTINGS
+from node.settings import BadSettings, Settings, key_fault, load
+from node.tap import SETTINGS, Options
 
 KEY = "b831381d-6324-4d53-ad4f-8cda48b30811"
 
@@ -27,13 +28,13 @@ def home(tmp_path: Path) -> Path:
 
 
 def loaded(home: Path, environ: Mapping[str, str] | None = None, **options: str) -> Settings:
-    return load(options, home, {"API_KEY": KEY, **(environ or {})})
+    return load(options, home, {"API_KEY": KEY, **(environ or {})}, DRIVER_SETTINGS)
 
 
 def faults(home: Path, **environ: str) -> list[str]:
     """The lines that tell what is wrong."""
     with pytest.raises(BadSettings) as bad:
-        load({}, home, {"API_KEY": KEY, **environ})
+        load({}, home, {"API_KEY": KEY, **environ}, DRIVER_SETTINGS)
     return bad.value.faults
 
 
@@ -81,6 +82,11 @@ def test_the_env_file_as_people_write_it(home: Path) -> None:
     settings = loaded(home)
     assert (settings.rest_port, settings.grpc_port, settings.host) == (1001, 1002, "::1")
     assert settings.drivers["XRAY_SPLICE"] == "on"
+
+
+def test_a_word_in_any_case(home: Path) -> None:
+    """A driver is given the word as it was declared, however it was spelled."""
+    assert loaded(home, {"XRAY_SPLICE": "On"}).drivers["XRAY_SPLICE"] == "on"
 
 
 def test_an_env_file_that_cannot_be_read(home: Path) -> None:
@@ -135,7 +141,7 @@ def test_ports_are_numbers_in_range(home: Path, text: str) -> None:
 def test_any_text_is_a_setting_or_a_fault(home: Path, name: str, text: str) -> None:
     """Whatever a setting says, the node has valid settings or a list of faults."""
     try:
-        settings = load({name: text}, home, {"API_KEY": KEY})
+        settings = load({name: text}, home, {"API_KEY": KEY}, DRIVER_SETTINGS)
     except BadSettings as bad:
         assert bad.faults
     else:

@@ -25,9 +25,11 @@ from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from drivers.process import child as process
+from drivers.process import spawn as spawning
 from drivers.process.child import LAST_LINES, MAX_LINE, CoreProcess, LineSplitter
+from drivers.process.leash import leashed
 from drivers.process.orphans import MARK, mark, sweep
-from drivers.process.spawn import Done, find_setpriv, leashed, memory_file, run, spawn
+from drivers.process.spawn import Done, Spawner, by_setpriv, memory_file
 from node.contract.driver import Exit
 from node.errors import CoreFailed
 from tests.harness.wait import until
@@ -88,7 +90,7 @@ class Spawning(TestCase):
     ) -> CoreProcess:
         core = CoreProcess(reactor, self.take)
         source = memory_file(stdin)
-        spawn(core, reactor, command, environment=environment or {}, owner=OWNER, files={0: source})
+        Spawner(reactor, OWNER, environment or {}).spawn(core, command, {0: source})
         os.close(source)
         self.addCleanup(core.signal, signal.SIGKILL)
         return core
@@ -107,8 +109,8 @@ class DescriptorTests(Spawning):
         """Where the machine has no descriptor left none is kept."""
         before = descriptors()
         made = [os.memfd_create("test"), OSError(errno.EMFILE, "Too many open files")]
-        with mock.patch.object(os, "memfd_create", side_effect=made), self.assertRaises(OSError):
-            await run(reactor, python(""), environment={}, owner=OWNER)
+        with mock.patch.object(os, "memfd_create", side_effect=made), self.assertRaises(CoreFailed):
+            await Spawner(reactor, OWNER, {}).run(python(""))
         self.assertEqual(descriptors(), before)
 
     def test_no_memory_for_what_it_reads(self) -> None:
@@ -244,7 +246,7 @@ class RunTests(TestCase):
     timeout = 20
 
     async def run_it(self, command: Sequence[str], stdin: bytes = b"", seconds: float = 10) -> Done:
-        return await run(reactor, command, environment={}, owner=OWNER, stdin=stdin, seconds=seconds)
+        return await Spawner(reactor, OWNER, {}).run(command, stdin=stdin, seconds=seconds)
 
     async def test_output_apart_from_words(self) -> None:
         """What a command writes to its third descriptor is the output, what it says are lines; both are whole."""
@@ -257,6 +259,13 @@ class RunTests(TestCase):
         with self.assertRaises(CoreFailed) as caught:
             await self.run_it(python("import time; time.sleep(60)"), seconds=0.3)
         self.assertIn("within 0.3 s", caught.exception.text)
+
+    async def test_one_that_does_not_come_to_its_end(self) -> None:
+        """Its output ends where it is too much, and of what it says the last lines are kept."""
+        with mock.patch.object(spawning, "OUTPUT", 1000):
+            done = await self.run_it(python("import os\nwhile True: os.write(3, b'x' * 100)"))
+        self.assertEqual((done.code, done.output), (1, b"x" * 1000))
+        self.assertEqual(len((await self.run_it(python("for n in range(10_000): print(n)"))).lines), LAST_LINES)
 
     async def test_one_that_is_not_there(self) -> None:
         """An executable that cannot be run is an error that names it."""
@@ -319,7 +328,7 @@ SETPRIV = shutil.which("setpriv", path=os.defpath)
 either_leash = pytest.mark.parametrize("setpriv", [None, *([SETPRIV] if SETPRIV else [])])
 PARENT = """
 import os, sys, time
-from drivers.process.spawn import leashed
+from drivers.process.leash import leashed
 command = [sys.executable, "-I", "-S", "-c", "import time; print('running', flush=True); time.sleep(60)"]
 command = leashed(command, *sys.argv[1:])
 print(os.posix_spawn(command[0], command, {}), flush=True)
@@ -363,7 +372,7 @@ def test_a_leash_without_a_node() -> None:
 def test_a_core_that_cannot_be_run(path: str) -> None:
     """An executable that is missing or none is told by name and reason, in one line."""
     done = subprocess.run(leashed([path]), capture_output=True, text=True, check=False)
-    assert done.returncode == 1
+    assert done.returncode in (126, 127)
     assert done.stderr.startswith(f"cannot run {path}: ")
     assert done.stderr.count("\n") == 1
 
@@ -381,7 +390,7 @@ class WhichLeash(TestCase):
             path.write_text(f"#!{sys.executable} -IS\n{script}\n")
             path.chmod(0o755)
         self.patch(os, "defpath", str(directory))
-        return await find_setpriv(reactor, environment={}, owner=OWNER), str(path)
+        return (await by_setpriv(Spawner(reactor, OWNER, {}))).setpriv, str(path)
 
     async def test_one_that_can(self) -> None:
         """It is asked for just what it will be asked for with a core."""

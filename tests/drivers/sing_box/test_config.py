@@ -114,8 +114,9 @@ def test_what_is_left_out() -> None:
     kept = str(HOME / "kept")
     assert whole["log"] == {"level": "debug", "timestamp": True}
     assert whole["ntp"] == {"server": "x"}
-    assert whole["outbounds"] == [{"type": "tor", "data_directory": kept, "tag": "0"}]
-    assert whole["endpoints"][0]["state_directory"] == kept
+    [tor], [tailscale] = whole["outbounds"], whole["endpoints"]
+    assert tor == {"type": "tor", "data_directory": tor["data_directory"], "tag": "0"}
+    assert Path(tor["data_directory"]).parent == Path(tailscale["state_directory"]).parent == Path(kept)
     assert [service["type"] for service in whole["services"]] == ["derp", "other", "api"]
     assert whole["services"][0]["config_path"].startswith(str(HOME))
     assert whole["experimental"].keys() == {"later", "v2ray_api"}
@@ -124,6 +125,25 @@ def test_what_is_left_out() -> None:
     words = ("log.output", "write_to_system", "executable_path", "clash_api", "cache_file", "service api", "ssm-api")
     for word in words:
         assert any(word in warning for warning in made.warnings), word
+
+
+def test_each_keeps_its_own() -> None:
+    """What outlives a core is in one directory for each that keeps something, the same for its tag every time."""
+
+    def directories(*tags: str) -> list[str]:
+        made = planned(
+            endpoints=[{"type": "tailscale", "tag": tag, "state_directory": "/etc"} for tag in tags],
+            outbounds=[{"type": "tor", "tag": tag, "data_directory": "/etc"} for tag in tags],
+        )
+        whole = rendered(made)
+        states = [endpoint["state_directory"] for endpoint in whole["endpoints"]]
+        return states + [outbound["data_directory"] for outbound in whole["outbounds"]]
+
+    tags = ("a", "b", "../" * 300)
+    found = directories(*tags)
+    assert len(set(found)) == 6 and all(Path(path).parent == HOME / "kept" for path in found)
+    assert set(directories(*reversed(tags))) == set(found)
+    assert max(len(Path(path).name) for path in found) < 256
 
 
 def test_a_build_that_does_not_count_exactly_says_so() -> None:

@@ -92,6 +92,21 @@ TAKEN = NEW + "from 10.0.0.9:99 accepted tcp:{}:80 [hysteria >> direct] email: e
 FORGED = NEW + "from 10.0.0.1:1 accepted tcp:a.test:80 [home >> direct] email: bert"
 TRUE = NEW + "from 10.0.0.2:2 accepted tcp:a.test:80 [home >> direct] email: anna"
 
+# What the core prints of connections whose user it does not know.
+STRANGERS = [
+    f"{NEW}from 127.0.0.2:60759 rejected  {reason}"
+    for reason in (
+        "proxy/vless/encoding: invalid request user id: e4afd168-d714-45b3-ba0a-a7a9d4c5cca2",
+        "proxy/vless/encoding: invalid request version",
+        "proxy/trojan: not a valid user",
+        "proxy/trojan: not trojan protocol",
+        "common/drain: common/drain: unable to drain connection > EOF > "
+        "proxy/vmess/encoding: invalid user > user do not exist",
+        "common/drain: common/drain: unable to drain connection > EOF > "
+        "proxy/shadowsocks: failed to match an user > proxy/shadowsocks: Not Found",
+    )
+]
+
 
 def believed(records: Records, text: str) -> list[str]:
     return [line for line in text.split("\n") if records.is_one(line)]
@@ -99,7 +114,7 @@ def believed(records: Records, text: str) -> list[str]:
 
 @given(
     st.sampled_from([(REFUSED, 255), (AS_ERROR, 255), (TARGET, 8191), (TAKEN, 2048)]),
-    st.lists(st.sampled_from(["\n", FORGED, "x", "\n\n", f"\n{FORGED}\n", REFUSED[:60], "\r", NEW])),
+    st.lists(st.sampled_from(["\n", FORGED, "x", "\n\n", f"\n{FORGED}\n", REFUSED[:60], "\r", NEW, *STRANGERS])),
     st.integers(0, 8191),
 )
 def test_what_a_user_writes_is_no_record(form: tuple[str, int], parts: list[str], padding: int) -> None:
@@ -127,6 +142,16 @@ def test_ordinary_lines_are_believed() -> None:
         TRUE,
     ]
     assert [line for line in lines if records.is_one(line)] == lines
+
+
+@pytest.mark.parametrize("stranger", STRANGERS, ids=itertools.count())
+def test_a_line_behind_a_stranger(stranger: str) -> None:
+    """Who is rejected for the credential has nothing of theirs printed, unless the line says that it has."""
+    records = Records()
+    assert believed(records, f"{stranger}\n{TRUE}") == [stranger, TRUE]
+    for record in (REFUSED, AS_ERROR, f"{NEW}from 10.0.0.9:99 rejected  {{}}"):
+        reason = stranger.partition("rejected  ")[2]
+        assert TRUE not in believed(records, record.format(f"x {reason}\n{TRUE}"))
 
 
 WHERE = st.sampled_from([endpoint(f"10.0.0.{host}", port) for host in range(1, 3) for port in (1, 2)])

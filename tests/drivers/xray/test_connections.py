@@ -107,6 +107,14 @@ class ConnectionsTests(TestCase):
         self.line(link, "anna")
         await self.over(link)
 
+    async def test_late_line_among_rejections(self) -> None:
+        """It does so too where the core rejects the user's next connections before it prints the line."""
+        link = self.connect()
+        await self.put_out("anna")
+        self.connections.take("2026/11/21 02:17:57.788507 from 10.0.0.9:99 rejected  proxy/trojan: not a valid user")
+        self.line(link, "anna")
+        await self.over(link)
+
     async def test_late_line_takes_nothing(self) -> None:
         """A line of somebody who is out does not take a connection from who is in."""
         link = self.connect()

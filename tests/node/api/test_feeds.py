@@ -38,14 +38,14 @@ class FeedTests(SynchronousTestCase):
 
     def feed(self, *users: User) -> Deferred[Empty]:
         """A whole SyncUser stream."""
-        feed = UserFeed(self.runner)
+        feed = UserFeed(self.runner.users)
         for user in users:
             self.successResultOf(ensureDeferred(feed.feed(user)))
         return ensureDeferred(feed.finish())
 
     def chunks(self, *users: User) -> Deferred[Empty]:
         """A whole SyncUsersChunked stream, a user a chunk."""
-        feed = ChunkFeed(self.runner)
+        feed = ChunkFeed(self.runner.users)
         for index, user in enumerate(users):
             chunk = UsersChunk(users=[user], index=index, last=index == len(users) - 1)
             self.successResultOf(ensureDeferred(feed.feed(chunk)))
@@ -56,7 +56,7 @@ class UserFeedTests(FeedTests):
     def test_each_user_as_he_arrives(self) -> None:
         """A user is in force before the stream has ended."""
         self.start()
-        feed = UserFeed(self.runner)
+        feed = UserFeed(self.runner.users)
         self.successResultOf(ensureDeferred(feed.feed(person("ann", "one", "a"))))
         self.assertEqual(self.accounts(), {"ann": b"one"})
         self.successResultOf(ensureDeferred(feed.feed(person("ann"))))
@@ -83,7 +83,7 @@ class UserFeedTests(FeedTests):
     def test_what_went_well_is_not_kept(self) -> None:
         """A stream may be open for weeks: it remembers who was refused, and of those only so many."""
         self.start()
-        feed = UserFeed(self.runner)
+        feed = UserFeed(self.runner.users)
         for number in range(2 * REMEMBERED):
             self.successResultOf(ensureDeferred(feed.feed(person(f"{number}", f"{number}", "a"))))
         self.assertEqual(len(feed._wrong), 0)
@@ -122,7 +122,7 @@ class UserFeedTests(FeedTests):
         """An error is told for as long as no later message about the same user worked, in another spelling neither."""
         self.start()
         for mended in ("Bob", "cy"):
-            feed = UserFeed(self.runner)
+            feed = UserFeed(self.runner.users)
             self.driver.fault = TooLarge("too many")
             self.successResultOf(ensureDeferred(feed.feed(person("bob", "two", "a"))))
             self.driver.fault = None
@@ -136,7 +136,7 @@ class UserFeedTests(FeedTests):
     def test_errors_are_kept_of_so_many(self) -> None:
         """Of more users whose last message failed, the newest are remembered."""
         self.start()
-        feed = UserFeed(self.runner)
+        feed = UserFeed(self.runner.users)
         self.driver.fault = TooLarge("too many")
         for number in range(REMEMBERED + 1):
             self.successResultOf(ensureDeferred(feed.feed(person(f"{number}", f"{number}", "a"))))
@@ -158,7 +158,7 @@ class UserFeedTests(FeedTests):
         """With so many users under way the next one waits, so that a stream cannot fill the memory."""
         self.start()
         self.driver.applying.shut = True
-        feed = UserFeed(self.runner)
+        feed = UserFeed(self.runner.users)
         for number in range(IN_FLIGHT):
             self.successResultOf(ensureDeferred(feed.feed(person(f"user{number}", f"{number}", "a"))))
         late = ensureDeferred(feed.feed(person("late", "late", "a")))
@@ -189,7 +189,7 @@ class ChunkFeedTests(FeedTests):
     def test_nothing_before_the_last(self) -> None:
         """Nothing is applied of a set that is not whole."""
         self.start()
-        feed = ChunkFeed(self.runner)
+        feed = ChunkFeed(self.runner.users)
         self.successResultOf(ensureDeferred(feed.feed(UsersChunk(users=[person("ann", "one", "a")]))))
         self.failureResultOf(ensureDeferred(feed.finish()), InvalidRequest)
         self.assertEqual(self.accounts(), {})
@@ -197,25 +197,25 @@ class ChunkFeedTests(FeedTests):
     def test_chunks_that_do_not_follow(self) -> None:
         """A gap, a repetition, or a chunk after the last is a wrong request."""
         for indices in ([1], [0, 2], [0, 0], [0, 1, 1]):
-            feed = ChunkFeed(self.runner)
+            feed = ChunkFeed(self.runner.users)
             for index in indices[:-1]:
                 self.successResultOf(ensureDeferred(feed.feed(UsersChunk(index=index))))
             self.failureResultOf(ensureDeferred(feed.feed(UsersChunk(index=indices[-1]))), InvalidRequest)
-        feed = ChunkFeed(self.runner)
+        feed = ChunkFeed(self.runner.users)
         self.successResultOf(ensureDeferred(feed.feed(UsersChunk(last=True))))
         self.failureResultOf(ensureDeferred(feed.feed(UsersChunk(index=1))), InvalidRequest)
 
     def test_an_empty_last_chunk(self) -> None:
         """One last chunk without users is a success; no chunk at all is none."""
         self.start()
-        feed = ChunkFeed(self.runner)
+        feed = ChunkFeed(self.runner.users)
         self.successResultOf(ensureDeferred(feed.feed(UsersChunk(last=True))))
         self.assertEqual(self.successResultOf(ensureDeferred(feed.finish())), Empty())
-        self.failureResultOf(ensureDeferred(ChunkFeed(self.runner).finish()), InvalidRequest)
+        self.failureResultOf(ensureDeferred(ChunkFeed(self.runner.users).finish()), InvalidRequest)
 
     def test_chunks_are_bounded_together(self) -> None:
         """Chunks may be as large together as one body."""
-        feed = ChunkFeed(self.runner)
+        feed = ChunkFeed(self.runner.users)
         half = UsersChunk(users=[person("x" * (MAX_BODY // 2), "one", "a")])
         self.successResultOf(ensureDeferred(feed.feed(half)))
         half.index = 1
@@ -226,7 +226,7 @@ class ChunkFeedTests(FeedTests):
         self.patch(feeds, "MAX_USERS", 2)
         self.start()
         self.successResultOf(self.chunks(person("ann", "one", "a"), person("bob", "two", "a")))
-        feed = ChunkFeed(self.runner)
+        feed = ChunkFeed(self.runner.users)
         self.successResultOf(ensureDeferred(feed.feed(UsersChunk(users=[person("cy", "three", "a")]))))
         more = UsersChunk(users=[person("di", "four", "a")] * 2, index=1, last=True)
         fault = self.failureResultOf(ensureDeferred(feed.feed(more)), InvalidRequest).value

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 from hypothesis import given
@@ -14,8 +16,9 @@ from node.backend.generations import Generations
 from node.backend.runner import Runner
 from node.backend.wind_down import REST, WindDown
 from node.contract.driver import Generation
+from node.errors import UsersRefused
 from node.logs import LogRing
-from protos.service_pb2 import Backend
+from protos.service_pb2 import Backend, User
 from tests.harness.memory import Gate, MemoryDriver, MemoryGeneration, MemoryPlan, MemoryRecord, person
 
 
@@ -96,8 +99,8 @@ class TwoCores(SynchronousTestCase):
         request = Backend(config="a", users=[person("ann", "one", "a")])
         self.successResultOf(ensureDeferred(self.runner.start(self.driver, request)))
         [self.old] = self.driver.running
-        self.new = core(self.clock, self.driver.stopping)
-        self.runner._adopt(self.new)
+        self.new = MemoryGeneration(self.clock, self.old.plan, self.old.accounts, self.driver.stopping)
+        self.runner._supervisor._adopt(self.new)
 
     def tearDown(self) -> None:
         self.moving.clear()
@@ -116,17 +119,17 @@ class TwoCores(SynchronousTestCase):
         self.driver.launching.shut = True
         self.new.die()
         self.clock.pump([0.0])
-        self.assertEqual((self.runner.state, self.generations.current), ("restarting", None))
+        self.assertEqual((self.runner.status.state, self.generations.current), ("restarting", None))
         self.driver.launching.open()
         self.clock.pump([0.0])
-        self.assertEqual(self.runner.state, "running")
+        self.assertEqual(self.runner.status.state, "running")
         self.assertIsNot(self.generations.current, self.old)
 
     def test_the_draining_one_dies(self) -> None:
         """That costs its connections, and nothing else."""
         self.old.die()
         self.clock.pump([0.0])
-        self.assertEqual((self.runner.state, self.generations.serving), ("running", (self.new,)))
+        self.assertEqual((self.runner.status.state, self.generations.serving), ("running", (self.new,)))
 
     def test_a_stop(self) -> None:
         """It ends both at once, and returns when both are gone."""
@@ -137,6 +140,62 @@ class TwoCores(SynchronousTestCase):
         self.assertNoResult(stopped)
         self.driver.stopping.open()
         self.successResultOf(stopped)
+
+    def users(self, *users: User) -> Deferred[None]:
+        return ensureDeferred(self.runner.users.replace(users))
+
+    def test_a_removed_user(self) -> None:
+        """Is out of every run, by a single word, a partial update and a whole set, and so is an old credential."""
+        ann, bob = person("ann", "one", "a"), person("bob", "two", "a")
+
+        async def by_himself() -> None:
+            touched, _ = await self.runner.users.put(person("bob"))
+            await self.runner.users.settle(touched)
+
+        ways: dict[str, Callable[[], Deferred[None]]] = {
+            "by himself": lambda: ensureDeferred(by_himself()),
+            "with others": lambda: ensureDeferred(self.runner.users.update([person("bob")])),
+            "missing in a set": lambda: self.users(ann),
+            "another credential": lambda: self.users(ann, person("bob", "new", "a")),
+        }
+        for name, remove in ways.items():
+            self.successResultOf(self.users(ann, bob))
+            self.old.accounts["a"]["bob"] = b"two"
+            self.successResultOf(remove())
+            self.assertEqual(self.old.accounts, {"a": {"ann": b"one"}}, name)
+            self.assertEqual(self.new.accounts, self.runner.desired.target, name)
+
+    def test_who_comes(self) -> None:
+        """Is let in by the current run only: the others get no new connections."""
+        self.successResultOf(self.users(person("ann", "one", "a"), person("cy", "three", "a")))
+        self.assertEqual((set(self.old.accounts["a"]), set(self.new.accounts["a"])), ({"ann"}, {"ann", "cy"}))
+
+    def test_one_of_another_configuration(self) -> None:
+        """Keeps in its inbounds who is a user still, whatever those are called now."""
+        self.old.accounts = {"old": {"ann": b"one", "bob": b"two"}}
+        self.old.plan = replace(self.old.plan, tags=("old",))
+        self.successResultOf(self.users(person("ann", "one", "a")))
+        self.assertEqual(self.old.accounts, {"old": {"ann": b"one"}})
+
+    def test_one_that_keeps_who_was_removed(self) -> None:
+        """Is ended: nobody else has to notice, the current one does not."""
+        self.driver.dear = lambda change: change.key == "ann" and self.old.alive
+        done = self.users()
+        self.clock.pump([0.125] * 8)
+        self.successResultOf(done)
+        self.assertEqual((self.old.alive, self.new.alive), (False, True))
+        self.assertEqual(self.runner.status.state, "running")
+
+    def test_one_that_does_not_answer(self) -> None:
+        """The caller is told, the current one is asked all the same, and this one is settled when it answers."""
+        self.old.silent = True
+        done = self.users()
+        self.clock.pump([0.125] * 60)
+        self.failureResultOf(done, UsersRefused)
+        self.assertEqual(self.new.accounts, {"a": {}})
+        self.old.silent = False
+        self.clock.pump([0.125] * 8)
+        self.assertEqual(self.old.accounts, {"a": {}})
 
     def test_an_end_waits_for_its_own_counters(self) -> None:
         """Bytes of others do not hold it up; its own do, for a while."""

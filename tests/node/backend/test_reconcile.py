@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from node.backend.reconcile import Pairs, Reconciler
 from node.contract.accounts import Accounts, Change, Refusal, apply, diff
+from node.contract.driver import Applied
 from node.errors import CoreFailed
 
 TAGS = ("a", "b")
@@ -31,10 +32,23 @@ class Core:
     def busy(self) -> bool:
         return self._under_way is not None
 
-    def reconciler(self) -> Reconciler:
-        return Reconciler(lambda: self.target, lambda: self.accounts, self.apply)
+    def changes(self, touched: Iterable[tuple[str, str]]) -> list[Change]:
+        here = [Change(tag, key, self.target[tag].get(key)) for tag, key in touched if tag in self.target]
+        return [change for change in here if self.accounts[change.tag].get(change.key) != change.packed]
 
-    async def apply(self, changes: list[Change]) -> list[Refusal]:
+    def differences(self) -> list[Change]:
+        return diff(self.accounts, self.target)
+
+    async def apply(self, changes: list[Change]) -> Applied:
+        """Removals and what is free; the rest is left for `renew`."""
+        left = [change for change in changes if change.packed == b"dear"]
+        done = [change for change in changes if change not in left]
+        return Applied(await self._work(done) if done else [], left)
+
+    async def renew(self, left: list[Change]) -> list[Refusal]:
+        return await self._work(left)
+
+    async def _work(self, changes: list[Change]) -> list[Refusal]:
         assert not self.busy, "two batches at once"
         self.batches.append(changes)
         self._under_way = Deferred()
@@ -62,7 +76,7 @@ class Core:
 class ReconcilerTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.core = Core()
-        self.reconciler = self.core.reconciler()
+        self.reconciler = Reconciler(self.core, no_sleep)
 
     def wish(self, tag: str, key: str, packed: bytes | None) -> Deferred[list[Refusal]]:
         return self.reconciler.settle(self.core.wish(tag, key, packed))
@@ -136,6 +150,11 @@ class ReconcilerTests(SynchronousTestCase):
         self.assertEqual(self.core.accounts["a"], {"ann": b"1"})
 
 
+async def no_sleep(_: float) -> None:
+    """Nothing is dear."""
+    raise AssertionError
+
+
 wishes = st.tuples(st.sampled_from(TAGS), st.sampled_from("xyz"), st.none() | st.binary(min_size=1, max_size=1))
 
 
@@ -144,7 +163,7 @@ wishes = st.tuples(st.sampled_from(TAGS), st.sampled_from("xyz"), st.none() | st
 def test_in_the_end_the_target_is_in_force(steps: Sequence[tuple[str, str, bytes | None] | None]) -> None:
     """However changes and confirmations interleave, all who wait are told and the core has the target."""
     core = Core()
-    reconciler = core.reconciler()
+    reconciler = Reconciler(core, no_sleep)
     told: list[list[Refusal]] = []
     for step in steps:
         if step is not None:
@@ -166,21 +185,16 @@ class WindowTests(SynchronousTestCase):
         async def sleep(seconds: float) -> None:
             await deferLater(self.clock, seconds)
 
-        def free(changes: list[Change]) -> list[Change]:
-            return [change for change in changes if change.packed in (None, b"free")]
-
-        self.reconciler = Reconciler(
-            lambda: self.core.target, lambda: self.core.accounts, self.core.apply, lambda: 0.3, sleep, free
-        )
+        self.reconciler = Reconciler(self.core, sleep)
 
     def wish(self, key: str, packed: bytes | None) -> Deferred[list[Refusal]]:
         return self.reconciler.settle(self.core.wish("a", key, packed))
 
     def test_additions_are_collected(self) -> None:
         """Those of the window are one batch, and all are told at its end."""
-        first = self.wish("ann", b"1")
+        first = self.wish("ann", b"dear")
         self.clock.advance(0.2)
-        second = self.wish("bob", b"2")
+        second = self.wish("bob", b"dear")
         self.assertFalse(self.core.busy)
         self.clock.advance(0.2)
         self.core.finish()

@@ -17,10 +17,13 @@ from twisted.trial.unittest import SynchronousTestCase
 from node.backend import desired as members
 from node.backend.generations import Generations
 from node.backend.health import AUDIT, INTERVAL, PATIENCE
-from node.backend.runner import BACK_TIMEOUT, LAST_TRY, MAX_CONFIG, PORT_RETRY, START_TIMEOUT, Runner
+from node.backend.reconcile import WINDOW
+from node.backend.replace import LAST_TRY, PORT_RETRY
+from node.backend.runner import BACK_TIMEOUT, MAX_CONFIG, Runner
+from node.backend.supervisor import START_TIMEOUT
 from node.backend.wind_down import FAREWELL, REST
-from node.contract.accounts import Accounts, Change, Refusal, apply
-from node.contract.driver import End, Generation
+from node.contract.accounts import Accounts
+from node.contract.driver import Generation
 from node.errors import (
     Aborted,
     CoreFailed,
@@ -50,7 +53,7 @@ class RunnerTests(SynchronousTestCase):
         self.read: list[list[Generation]] = []
         self.record = MemoryRecord()
         self.generations = Generations()
-        self.runner = Runner(self.clock, self.ring, self.record, self.generations, self._count)
+        self.runner = Runner(self.clock, self.ring, self.record, self.generations, lambda run: self._count(run))
 
     def tearDown(self) -> None:
         """Nothing is left: no core, no call."""
@@ -86,12 +89,12 @@ class RunnerTests(SynchronousTestCase):
         self.successResultOf(self.stop(grace))
 
     def sync_users(self, *users: User) -> Deferred[None]:
-        return ensureDeferred(self.runner.replace(users))
+        return ensureDeferred(self.runner.users.replace(users))
 
     def sync_user(self, user: User) -> Deferred[None]:
         async def whole() -> None:
-            touched, _ = await self.runner.put(user)
-            await self.runner.settle(touched)
+            touched, _ = await self.runner.users.put(user)
+            await self.runner.users.settle(touched)
 
         return ensureDeferred(whole())
 
@@ -170,7 +173,7 @@ class IdenticalStarts(RunnerTests):
         self.successResultOf(stop)
         self.driver.launching.open()
         self.successResultOf(second)
-        self.assertEqual(self.runner.state, "running")
+        self.assertEqual(self.runner.status.state, "running")
 
     def test_not_across_users(self) -> None:
         """A user who was removed between two of them is back after the second."""
@@ -189,7 +192,7 @@ class IdenticalStarts(RunnerTests):
         caller.cancel()
         self.failureResultOf(caller, CancelledError)
         self.driver.launching.open()
-        self.assertEqual(self.runner.state, "running")
+        self.assertEqual(self.runner.status.state, "running")
 
     def test_while_it_restarts(self) -> None:
         """The same backend again while its core is to come back later brings it back now."""
@@ -197,7 +200,7 @@ class IdenticalStarts(RunnerTests):
         self.driver.faults = [CoreFailed("no")] * 4
         self.core.die()
         self.pass_time(8)
-        self.assertEqual((self.runner.state, self.driver.faults), ("restarting", []))
+        self.assertEqual((self.runner.status.state, self.driver.faults), ("restarting", []))
         self.successResultOf(self.start("a", BOB))
         self.assertEqual(self.accounts(), {"bob": b"two"})
 
@@ -216,14 +219,14 @@ class IdenticalStarts(RunnerTests):
             pool.work()
             self.successResultOf(start)
             self.pass_time(0)
-            self.assertEqual((self.runner.state, self.accounts()), ("running", {"bob": b"two"}))
+            self.assertEqual((self.runner.status.state, self.accounts()), ("running", {"bob": b"two"}))
 
     def test_somebody_else_removes_a_user_meanwhile(self) -> None:
         """That removal is on its way when the Start is done, which is no fault of the Start's."""
         self.started("a", ANN, BOB)
         self.driver.applying.shut = True
         start = self.start("a", ANN, BOB, CY)
-        removal = ensureDeferred(self.runner.update([person("ann")]))
+        removal = ensureDeferred(self.runner.users.update([person("ann")]))
         self.driver.applying.let_through()
         self.successResultOf(start)
         self.assertNoResult(removal)
@@ -239,7 +242,7 @@ class FailedStarts(RunnerTests):
         for config in ("b bad", "b unbuildable"):
             self.failureResultOf(self.start(config, BOB), InvalidConfig)
             self.assertEqual((self.driver.running, self.accounts()), ([core], {"ann": b"one"}))
-            self.assertEqual((self.runner.state, self.runner.reason), ("running", ""))
+            self.assertEqual((self.runner.status.state, self.runner.status.reason), ("running", ""))
         self.successResultOf(self.sync_users(CY))
         self.assertEqual(self.accounts(), {"cy": b"three"})
 
@@ -248,7 +251,7 @@ class FailedStarts(RunnerTests):
         core = self.started("a", ANN)
         error = self.failureResultOf(self.start("b" + " " * MAX_CONFIG), InvalidConfig).value
         self.assertIn("8 MiB", error.text)
-        self.assertEqual((self.driver.running, self.runner.state), ([core], "running"))
+        self.assertEqual((self.driver.running, self.runner.status.state), ([core], "running"))
 
     def test_put_back(self) -> None:
         """If the new core does not come up, what ran before runs again with its users, and both things are told."""
@@ -258,7 +261,7 @@ class FailedStarts(RunnerTests):
             error = self.failureResultOf(self.start("b", BOB), kind).value
             self.assertEqual(error.text, f"{fault.text}; the backend before it runs again")
             self.assertEqual((self.core.plan.config, self.accounts()), ("a", {"ann": b"one"}))
-            self.assertEqual((self.runner.state, self.runner.reason), ("running", ""))
+            self.assertEqual((self.runner.status.state, self.runner.status.reason), ("running", ""))
         self.successResultOf(self.start("a", ANN))
         self.assertEqual(len(self.driver.launches), 5)
 
@@ -277,7 +280,7 @@ class FailedStarts(RunnerTests):
         self.driver.faults = [CancelledError(), CancelledError()]
         self.assertIn("CancelledError", self.failureResultOf(self.start("b", BOB), CoreFailed).value.text)
         self.pass_time(0)
-        self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one"}))
+        self.assertEqual((self.runner.status.state, self.accounts()), ("running", {"ann": b"one"}))
         self.assertEqual(len(self.flushLoggedErrors(CancelledError)), 2)
 
     def test_put_back_later(self) -> None:
@@ -288,9 +291,9 @@ class FailedStarts(RunnerTests):
         self.assertIn("it fell", error.text)
         self.assertIn("so did this", error.text)
         self.assertNotIn(WAITING, error.text)
-        self.assertEqual(self.runner.state, "restarting")
+        self.assertEqual(self.runner.status.state, "restarting")
         self.pass_time(1)
-        self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one"}))
+        self.assertEqual((self.runner.status.state, self.accounts()), ("running", {"ann": b"one"}))
 
     def test_one_that_was_coming_back(self) -> None:
         """A Start that fails while the backend before it was about to come back does not end that."""
@@ -299,9 +302,9 @@ class FailedStarts(RunnerTests):
             self.driver.faults = [CoreFailed("not yet"), fault]
             self.core.die()
             self.pass_time(0)
-            self.assertEqual(self.runner.state, "restarting")
+            self.assertEqual(self.runner.status.state, "restarting")
             self.failureResultOf(self.start("b", BOB), NodeError)
-            self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one"}))
+            self.assertEqual((self.runner.status.state, self.accounts()), ("running", {"ann": b"one"}))
             self.stopped()
 
     def test_users_of_the_time(self) -> None:
@@ -335,7 +338,7 @@ class FailedStarts(RunnerTests):
         self.driver.launching.shut = True
         start = self.start("b", BOB)
         self.driver.launching.let_through()
-        self.assertEqual(self.runner.state, "restarting")
+        self.assertEqual(self.runner.status.state, "restarting")
         self.successResultOf(self.sync_user(CY))
         self.driver.launching.open()
         self.failureResultOf(start, CoreFailed)
@@ -345,12 +348,12 @@ class FailedStarts(RunnerTests):
         """Where nothing ran before a Start that is refused changes nothing, and one that fails says so."""
         self.driver.faults = [InvalidConfig("it is odd")]
         self.failureResultOf(self.start("a", ANN), InvalidConfig)
-        self.assertEqual(self.runner.state, "stopped")
+        self.assertEqual(self.runner.status.state, "stopped")
         self.driver.faults = [CoreFailed("it fell")]
         self.failureResultOf(self.start("a", ANN), CoreFailed)
-        self.assertEqual((self.runner.state, self.runner.reason), ("failed", "it fell"))
+        self.assertEqual((self.runner.status.state, self.runner.status.reason), ("failed", "it fell"))
         with self.assertRaises(CoreFailed) as raised:
-            self.runner.require()
+            self.runner.status.require()
         self.assertNotIn(WAITING, raised.exception.text)
         self.pass_time(60)
         self.assertEqual(self.driver.running, [])
@@ -359,7 +362,7 @@ class FailedStarts(RunnerTests):
         """A port that is taken is tried again until it is free."""
         self.driver.faults = [PortTaken("port 1 is taken")] * 8
         start = self.start("a", ANN)
-        self.assertEqual(self.runner.state, "starting")
+        self.assertEqual(self.runner.status.state, "starting")
         self.pass_time(8 * PORT_RETRY + 1)
         self.successResultOf(start)
 
@@ -394,7 +397,7 @@ class FailedStarts(RunnerTests):
         start = self.start("b", BOB)
         self.pass_time(START_TIMEOUT)
         self.assertIn(f"{START_TIMEOUT:g} s", self.failureResultOf(start, CoreFailed).value.text)
-        self.assertEqual((self.driver.running, self.runner.state), ([core], "running"))
+        self.assertEqual((self.driver.running, self.runner.status.state), ([core], "running"))
 
     def test_time_is_counted_from_the_beginning(self) -> None:
         """What the reading of a configuration took is not there any more for the launch."""
@@ -411,8 +414,8 @@ class Stops(RunnerTests):
         """The counters are read, the core ends, and nothing is known of it; a second Stop is no error."""
         self.started("a", ANN)
         self.stopped()
-        self.assertEqual((self.driver.running, self.readings, self.runner.state), ([], 1, "stopped"))
-        self.assertRaises(NotInitialized, self.runner.require)
+        self.assertEqual((self.driver.running, self.readings, self.runner.status.state), ([], 1, "stopped"))
+        self.assertRaises(NotInitialized, self.runner.status.require)
         self.failureResultOf(self.sync_users(ANN), NotInitialized)
         self.failureResultOf(self.sync_user(ANN), NotInitialized)
         self.stopped()
@@ -449,7 +452,7 @@ class Stops(RunnerTests):
             await never.passed()
             return True
 
-        self.patch(self.runner._wind_down, "_read", read)
+        self.patch(self, "_count", read)
         stop = self.stop()
         self.pass_time(REST + 1)
         self.successResultOf(stop)
@@ -482,12 +485,12 @@ class Stops(RunnerTests):
             gate().shut = True
             start, after = self.start("b", BOB), self.start("c", CY)
             stop = self.stop()
-            self.assertEqual(self.runner.state, "stopped", name)
+            self.assertEqual(self.runner.status.state, "stopped", name)
             for deferred in (start, after):
                 self.failureResultOf(deferred, Aborted)
             gate().open()
             self.successResultOf(stop)
-            self.assertEqual((self.driver.running, self.runner.state), ([], "stopped"), name)
+            self.assertEqual((self.driver.running, self.runner.status.state), ([], "stopped"), name)
 
     def test_stopped_outwards_at_once(self) -> None:
         """A Stop counts although the Start that it aborted still clears up."""
@@ -501,8 +504,8 @@ class Stops(RunnerTests):
 
         self.driver.launch = slow  # type: ignore[method-assign]
         start, stop = self.start("a", ANN), self.stop()
-        self.assertEqual(self.runner.state, "stopped")
-        self.assertRaises(NotInitialized, self.runner.require)
+        self.assertEqual(self.runner.status.state, "stopped")
+        self.assertRaises(NotInitialized, self.runner.status.require)
         self.assertNoResult(stop)
         cleared.callback(None)
         self.failureResultOf(start, Aborted)
@@ -548,7 +551,7 @@ class Stops(RunnerTests):
         self.stopped()
         self.driver.launching.open()
         self.pass_time(60)
-        self.assertEqual((self.driver.running, self.runner.state), ([], "stopped"))
+        self.assertEqual((self.driver.running, self.runner.status.state), ([], "stopped"))
 
     def test_a_hung_core_ends_in_time(self) -> None:
         """Of a core that does not answer the counters are not waited for."""
@@ -571,8 +574,8 @@ class Grace(RunnerTests):
         """The core lives on, and everything says that there is none."""
         core = self.started("a", ANN)
         self.stopped(GRACE)
-        self.assertEqual((self.driver.running, self.runner.state), ([core], "stopped"))
-        self.assertRaises(NotInitialized, self.runner.require)
+        self.assertEqual((self.driver.running, self.runner.status.state), ([core], "stopped"))
+        self.assertRaises(NotInitialized, self.runner.status.require)
 
     def test_taken_back(self) -> None:
         """The same Start takes the core back, with its users; its end does not come any more."""
@@ -580,7 +583,7 @@ class Grace(RunnerTests):
         self.stopped(GRACE)
         self.pass_time(10)
         self.successResultOf(self.start("a", BOB, CY))
-        self.assertEqual((self.core, self.runner.state, set(self.accounts())), (core, "running", {"bob", "cy"}))
+        self.assertEqual((self.core, self.runner.status.state, set(self.accounts())), (core, "running", {"bob", "cy"}))
         self.pass_time(2 * GRACE)
         self.assertEqual(self.driver.cores, [core])
 
@@ -599,7 +602,7 @@ class Grace(RunnerTests):
         core = self.started("a", ANN)
         self.stopped(GRACE)
         self.failureResultOf(self.start("b bad", ANN), InvalidConfig)
-        self.assertEqual((self.driver.running, self.runner.state), ([core], "stopped"))
+        self.assertEqual((self.driver.running, self.runner.status.state), ([core], "stopped"))
         self.pass_time(GRACE)
         self.assertEqual(self.driver.running, [])
 
@@ -667,7 +670,7 @@ class Grace(RunnerTests):
         calls: dict[str, Callable[[], list[Deferred[None]]]] = {
             "SyncUser": lambda: [self.sync_user(user) for user in (person("ann"), new, CY)],
             "SyncUsers": lambda: [self.sync_users(new, CY, person("dan", "four", "a"))],
-            "chunks": lambda: [ensureDeferred(self.runner.update([person("ann"), new, CY]))],
+            "chunks": lambda: [ensureDeferred(self.runner.users.update([person("ann"), new, CY]))],
         }
         for name, call in calls.items():
             self.started("a", ANN, BOB, person("dan", "four", "a"))
@@ -689,7 +692,7 @@ class Grace(RunnerTests):
         self.stopped(GRACE)
         core.die()
         self.pass_time(1)
-        self.assertEqual((self.driver.running, self.runner.state), ([], "stopped"))
+        self.assertEqual((self.driver.running, self.runner.status.state), ([], "stopped"))
         self.successResultOf(self.start("a", ANN))
         self.assertEqual(self.accounts(), {"ann": b"one"})
 
@@ -702,9 +705,9 @@ class Grace(RunnerTests):
             error = self.failureResultOf(self.start("b", ANN), NodeError).value
             self.assertEqual(error.text, fault.text)
             self.pass_time(2 * GRACE)
-            self.assertEqual((self.driver.running, self.runner.state), ([], state))
-            self.assertEqual((self.record.request, self.record.kept, self.runner.keep_alive), (b"", {}, 0))
-            kept = self.runner.everything()
+            self.assertEqual((self.driver.running, self.runner.status.state), ([], state))
+            self.assertEqual((self.record.request, self.record.kept, self.runner.accepted), (b"", {}, None))
+            kept = self.runner.desired.everything()
             self.assertEqual((kept.request, kept.users), (b"", {}))
             self.failureResultOf(self.sync_user(BOB), NodeError)
 
@@ -714,12 +717,12 @@ class Crashes(RunnerTests):
         """A core that is gone comes again at once, with its users; meanwhile calls hear that it is on its way."""
         self.started("a", ANN)
         self.core.die(-9)
-        self.assertEqual(self.runner.state, "restarting")
+        self.assertEqual(self.runner.status.state, "restarting")
         with self.assertRaises(NotStarted) as raised:
-            self.runner.require()
+            self.runner.status.require()
         self.assertIn("signal 9", raised.exception.text)
         self.pass_time(0)
-        self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one"}))
+        self.assertEqual((self.runner.status.state, self.accounts()), ("running", {"ann": b"one"}))
         self.assertIn("backend restarting: the core ended by itself (signal 9)", self.told)
 
     def test_later_and_later(self) -> None:
@@ -734,7 +737,7 @@ class Crashes(RunnerTests):
             [round(later - earlier) for earlier, later in pairwise(tries)],
             [0, 1, 2, 4, 8, 16, 30, 30, 30, 30],
         )
-        self.assertEqual(self.runner.state, "running")
+        self.assertEqual(self.runner.status.state, "running")
 
     def test_one_that_served(self) -> None:
         """A core that served for some seconds comes back at once, however often that happens."""
@@ -743,7 +746,7 @@ class Crashes(RunnerTests):
             self.pass_time(3)
             self.core.die()
             self.pass_time(0)
-            self.assertEqual(self.runner.state, "running")
+            self.assertEqual(self.runner.status.state, "running")
 
     def test_one_that_dies_young(self) -> None:
         """The pauses of one that comes up and dies at once grow, until it has served for a while."""
@@ -754,11 +757,11 @@ class Crashes(RunnerTests):
                 self.pass_time(pause - 0.25)
                 self.assertEqual(self.driver.running, [])
             self.pass_time(0.25)
-            self.assertEqual(self.runner.state, "running")
+            self.assertEqual(self.runner.status.state, "running")
         self.pass_time(3)
         self.core.die()
         self.pass_time(0)
-        self.assertEqual(self.runner.state, "running")
+        self.assertEqual(self.runner.status.state, "running")
 
     def test_users_of_the_time(self) -> None:
         """Users that change while it is down, and while it comes up, are as they shall be when it is up."""
@@ -773,7 +776,7 @@ class Crashes(RunnerTests):
         self.successResultOf(self.sync_user(person("bob")))
         self.driver.faults = []
         self.driver.launching.open()
-        self.assertEqual((self.runner.state, self.accounts()), ("running", {"cy": b"three"}))
+        self.assertEqual((self.runner.status.state, self.accounts()), ("running", {"cy": b"three"}))
 
     def test_bad_users_of_the_time(self) -> None:
         """Who cannot be used is told though the core is down."""
@@ -792,9 +795,9 @@ class Crashes(RunnerTests):
         self.driver.faults = [InvalidConfig("it is odd")]
         self.core.die()
         self.pass_time(600)
-        self.assertEqual((self.runner.state, self.runner.reason), ("failed", "it is odd"))
+        self.assertEqual((self.runner.status.state, self.runner.status.reason), ("failed", "it is odd"))
         with self.assertRaises(CoreFailed) as raised:
-            self.runner.require()
+            self.runner.status.require()
         self.assertNotIn(WAITING, raised.exception.text)
         self.assertEqual(len(self.driver.launches), 2)
         self.successResultOf(self.start("a", ANN))
@@ -805,7 +808,7 @@ class Crashes(RunnerTests):
         self.driver.faults = [KeyError("x")]
         self.core.die()
         self.pass_time(1)
-        self.assertEqual(self.runner.state, "running")
+        self.assertEqual(self.runner.status.state, "running")
         self.assertEqual(len(self.flushLoggedErrors(KeyError)), 1)
 
     def test_another_backend_begins_anew(self) -> None:
@@ -817,7 +820,7 @@ class Crashes(RunnerTests):
         self.driver.faults = []
         self.started("b", BOB).die()
         self.pass_time(0)
-        self.assertEqual(self.runner.state, "running")
+        self.assertEqual(self.runner.status.state, "running")
 
     def test_while_a_batch_is_under_way(self) -> None:
         """A sync whose core dies under it succeeds: its users are there when the core is back."""
@@ -840,7 +843,7 @@ class Crashes(RunnerTests):
         self.driver.reading.open()
         self.pass_time(60)
         self.successResultOf(start)
-        self.assertEqual((self.runner.state, self.core.plan.config), ("running", "b"))
+        self.assertEqual((self.runner.status.state, self.core.plan.config), ("running", "b"))
 
     def test_a_core_that_hangs(self) -> None:
         """A core that lives and gives no answer is ended and comes again."""
@@ -848,7 +851,7 @@ class Crashes(RunnerTests):
         core.silent = True
         self.pass_time(INTERVAL + PATIENCE + 1)
         self.assertTrue(core.killed)
-        self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one"}))
+        self.assertEqual((self.runner.status.state, self.accounts()), ("running", {"ann": b"one"}))
         self.assertIn("the core is ended: it did not answer for 10 s", self.told)
 
     def test_drift(self) -> None:
@@ -875,7 +878,7 @@ class Stalls(RunnerTests):
         """Ways to say that Ann is removed, and Cy is there."""
         return {
             "a whole set": lambda: self.sync_users(BOB, CY),
-            "a partial update": lambda: ensureDeferred(self.runner.update([person("ann"), CY])),
+            "a partial update": lambda: ensureDeferred(self.runner.users.update([person("ann"), CY])),
             "an equal Start": lambda: self.start("a", BOB, CY),
         }
 
@@ -897,10 +900,10 @@ class Stalls(RunnerTests):
         core = self.started("a", ANN)
         self.stall(core, 14)
         for _ in range(2):
-            done = ensureDeferred(self.runner.update([person("ann")]))
+            done = ensureDeferred(self.runner.users.update([person("ann")]))
             self.pass_time(6.5)
             self.failureResultOf(done, UsersRefused)
-        done = ensureDeferred(self.runner.update([person("ann")]))
+        done = ensureDeferred(self.runner.users.update([person("ann")]))
         self.pass_time(7)
         self.successResultOf(done)
         self.assertEqual((self.accounts(), self.core), ({}, core))
@@ -935,29 +938,36 @@ class Stalls(RunnerTests):
         self.assertEqual(self.accounts(), {"bob": b"two"})
 
     def test_what_is_refused_is_not_asked_for_ever(self) -> None:
-        """Where a change may cost somebody something, a core that refused it is not asked again but by a controller."""
-        core = self.started("a", ANN)
-        core.free = lambda changes: [change for change in changes if change.packed is None]  # type: ignore[method-assign]
+        """Where a change costs everybody something, a core that refused it is not asked again but by a controller."""
+        self.started("a", ANN)
+        self.driver.dear = lambda change: change.packed == b"refused"
+        self.driver.unchecked = InvalidConfig("not her")
         sync = self.sync_users(person("eve", "refused", "a"), BOB)
+        self.pass_time(1)
         self.failureResultOf(sync, UsersRefused)
-        batches = len(self.driver.batches)
+        asked = len(self.driver.batches), len(self.driver.checks), len(self.driver.cores)
         self.pass_time(5 * AUDIT)
-        self.assertEqual((self.accounts(), len(self.driver.batches)), ({"bob": b"two"}, batches))
+        self.assertEqual(self.accounts(), {"bob": b"two"})
+        self.assertEqual((len(self.driver.batches), len(self.driver.checks), len(self.driver.cores)), asked)
 
     def test_who_cannot_be_removed(self) -> None:
         """A core that answers and does not let go of somebody is replaced by one that does not know him."""
         new = person("ann", "new", "a")
         calls: dict[str, Callable[[], Deferred[None]]] = {
             "a whole set": lambda: self.sync_users(new, CY),
-            "a partial update": lambda: ensureDeferred(self.runner.update([new, person("bob"), CY])),
+            "a partial update": lambda: ensureDeferred(self.runner.users.update([new, person("bob"), CY])),
             "an equal Start": lambda: self.start("a", new, CY),
         }
         self.driver.unable = True
         for name, call in calls.items():
             core = self.started("a", ANN, BOB)
-            self.successResultOf(call())
+            done = call()
+            self.pass_time(1)
+            self.successResultOf(done)
             self.assertFalse(core.alive)
-            self.assertEqual((self.accounts(), self.runner.state), ({"ann": b"new", "cy": b"three"}, "running"), name)
+            self.assertEqual(
+                (self.accounts(), self.runner.status.state), ({"ann": b"new", "cy": b"three"}, "running"), name
+            )
             self.stopped()
 
     def test_another_start_while_a_core_is_looked_at(self) -> None:
@@ -972,7 +982,7 @@ class Stalls(RunnerTests):
 
         core.audit = audit  # type: ignore[method-assign]
         self.driver.unable = True
-        removal = ensureDeferred(self.runner.update([person("ann")]))
+        removal = ensureDeferred(self.runner.users.update([person("ann")]))
         start = ensureDeferred(self.runner.start(other, Backend(config="b,c", users=[BOB])))
         looking.open()
         for deferred in (removal, start):
@@ -987,7 +997,8 @@ class Stalls(RunnerTests):
         self.started("a", ANN)
         self.stopped(GRACE)
         self.failureResultOf(self.sync_user(person("ann")), NotInitialized)
-        self.assertEqual((self.driver.running, self.runner.state), ([], "stopped"))
+        self.pass_time(1)
+        self.assertEqual((self.driver.running, self.runner.status.state), ([], "stopped"))
         self.successResultOf(self.start("a", BOB))
         self.assertEqual(self.accounts(), {"bob": b"two"})
 
@@ -1052,7 +1063,7 @@ class Users(RunnerTests):
         pool = SlowPool()
         self.clock.getThreadPool = lambda: pool
         self.clock.callFromThread = lambda call, *args: call(*args)
-        update = ensureDeferred(self.runner.update([person("bob"), CY, person("dan", "bad", "a")]))
+        update = ensureDeferred(self.runner.users.update([person("bob"), CY, person("dan", "bad", "a")]))
         later = self.sync_user(person("cy", "four", "a"))
         self.assertNoResult(update)
         self.assertNoResult(later)
@@ -1061,7 +1072,7 @@ class Users(RunnerTests):
         [(name, _)] = self.failureResultOf(update, UsersRefused).value.refused
         self.successResultOf(later)
         self.assertEqual((name, self.accounts()), ("dan", {"ann": b"one", "cy": b"four"}))
-        self.assertEqual(list(self.record.kept), list(self.runner.roster.users))
+        self.assertEqual(list(self.record.kept), list(self.runner.desired.roster.users))
 
     def test_a_large_change_while_a_start_fails(self) -> None:
         """It is made for what is back, and for nothing else."""
@@ -1072,7 +1083,7 @@ class Users(RunnerTests):
         pool = SlowPool()
         self.clock.getThreadPool = lambda: pool
         self.clock.callFromThread = lambda call, *args: call(*args)
-        update = ensureDeferred(self.runner.update([BOB, person("cy", "three", "b")]))
+        update = ensureDeferred(self.runner.users.update([BOB, person("cy", "three", "b")]))
         self.driver.faults = [CoreFailed("it fell")]
         self.driver.launching.open()
         self.failureResultOf(start, CoreFailed)
@@ -1087,7 +1098,7 @@ class Users(RunnerTests):
         first, second = self.sync_user(BOB), self.sync_user(person("cy", "old", "a", "b"))
         start = self.start("b,c", person("cy", "new", "b", "c"))
         third = self.sync_user(person("dan", "four", "c"))
-        self.assertEqual(self.runner.state, "starting")
+        self.assertEqual(self.runner.status.state, "starting")
         self.driver.applying.open()
         for deferred in (first, second, third, start):
             self.successResultOf(deferred)
@@ -1179,7 +1190,7 @@ class Records(RunnerTests):
         """Whoever changes something hears of it when it is on disk."""
         self.started("a")
         self.record.gate.shut = True
-        calls = [self.sync_users(ANN), ensureDeferred(self.runner.update([BOB])), self.start("a", ANN)]
+        calls = [self.sync_users(ANN), ensureDeferred(self.runner.users.update([BOB])), self.start("a", ANN)]
         for call in calls:
             self.assertNoResult(call)
         self.record.gate.open()
@@ -1188,11 +1199,11 @@ class Records(RunnerTests):
 
     def test_everything(self) -> None:
         """A disk that lost some is given all: the same as by changes."""
-        nothing = self.runner.everything()
+        nothing = self.runner.desired.everything()
         self.assertEqual((nothing.request, nothing.users), (b"", {}))
         self.started("a", ANN)
         self.successResultOf(self.sync_user(BOB))
-        everything = self.runner.everything()
+        everything = self.runner.desired.everything()
         self.assertEqual((everything.request, everything.users), (self.record.request, self.record.kept))
 
 
@@ -1218,11 +1229,12 @@ class Resumes(RunnerTests):
         self.successResultOf(self.resume("a", ANN))
         self.pass_time(0)
         self.assertEqual(
-            (self.runner.state, self.runner.reason), ("failed", "not resumed: not yet; this is tried again")
+            (self.runner.status.state, self.runner.status.reason),
+            ("failed", "not resumed: not yet; this is tried again"),
         )
         self.failureResultOf(self.sync_users(BOB), CoreFailed)
         self.pass_time(4)
-        self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one"}))
+        self.assertEqual((self.runner.status.state, self.accounts()), ("running", {"ann": b"one"}))
         self.assertEqual(self.resumed, ["a"])
 
     def test_users_wait_for_it(self) -> None:
@@ -1246,7 +1258,7 @@ class Resumes(RunnerTests):
         """A configuration that the core does not take any more does not mend itself."""
         self.successResultOf(self.resume("a bad", ANN))
         self.pass_time(100)
-        self.assertEqual((self.runner.state, self.driver.launches), ("failed", []))
+        self.assertEqual((self.runner.status.state, self.driver.launches), ("failed", []))
 
     def test_a_start_that_fails_meanwhile(self) -> None:
         """It does not end the tries, and `reason` says so."""
@@ -1254,14 +1266,14 @@ class Resumes(RunnerTests):
             self.driver.faults = [CoreFailed("no"), CoreFailed("no"), CoreFailed("not yet")]
             self.successResultOf(self.resume("a", ANN))
             self.pass_time(1)
-            self.assertEqual((self.runner.state, self.driver.faults), ("failed", []))
+            self.assertEqual((self.runner.status.state, self.driver.faults), ("failed", []))
             self.failureResultOf(self.start("b bad", BOB), InvalidConfig)
             self.driver.faults = [fault]
             self.failureResultOf(self.start("b", BOB), NodeError)
-            self.assertEqual(self.runner.state, "failed")
-            self.assertIn("tried again", self.runner.reason)
+            self.assertEqual(self.runner.status.state, "failed")
+            self.assertIn("tried again", self.runner.status.reason)
             self.pass_time(4)
-            self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one"}))
+            self.assertEqual((self.runner.status.state, self.accounts()), ("running", {"ann": b"one"}))
             self.tearDown()
             self.setUp()
 
@@ -1278,67 +1290,128 @@ class Resumes(RunnerTests):
             self.stopped()
 
 
-class Replacements(RunnerTests):
-    """A driver that brings users into force by another core."""
+class Renewals(RunnerTests):
+    """Changes that a core cannot take while it runs, and another run of it."""
 
     def setUp(self) -> None:
         super().setUp()
-        self.fault: Exception | None = None
-        self.dies = False
-        self.driver.apply = self.replace  # type: ignore[assignment]
+        self.driver.dear = lambda change: True
 
-    async def replace(
-        self, core: MemoryGeneration, changes: Sequence[Change], end: End
-    ) -> tuple[MemoryGeneration, list[Refusal]]:
-        await end(core)
-        if self.fault:
-            raise self.fault
-        newest = await self.driver.launch(core.plan, apply(changes, core.accounts), 8)
-        if self.dies:
-            newest.die()
-        return newest, []
+    def renewed(self, sync: Deferred[None]) -> Deferred[None]:
+        """The window is over."""
+        self.pass_time(1)
+        return sync
 
     def test_the_new_one_takes_its_place(self) -> None:
         """Nobody takes it for a crash, and the counters of the one before are read."""
         first = self.started("a", ANN)
         self.driver.stopping.shut = True
-        sync = self.sync_user(BOB)
+        sync = self.renewed(self.sync_user(BOB))
         self.assertRaises(NotStarted, self.runner.current)
         self.assertEqual((self.generations.counting, self.read), ((first,), [[first]]))
         self.driver.stopping.open()
         self.successResultOf(sync)
-        self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one", "bob": b"two"}))
+        self.assertEqual((self.runner.status.state, self.accounts()), ("running", {"ann": b"one", "bob": b"two"}))
         self.assertEqual((len(self.driver.cores), self.generations.counting), (2, (self.core,)))
+
+    def test_those_of_the_window_come_together(self) -> None:
+        """One run for all who come soon; what is not dear waits for nothing."""
+        self.driver.dear = lambda change: change.packed is not None
+        self.started("a", ANN)
+        first = self.sync_user(BOB)
+        self.clock.advance(WINDOW / 2)
+        second = self.sync_user(CY)
+        self.assertEqual(len(self.driver.launches), 1)
+        self.clock.advance(WINDOW)
+        for sync in (first, second):
+            self.successResultOf(sync)
+        self.successResultOf(self.sync_user(person("ann")))
+        self.assertEqual((len(self.driver.launches), set(self.accounts())), (2, {"bob", "cy"}))
+
+    def test_a_port_that_is_taken_for_a_while(self) -> None:
+        """It is tried again, as at a Start."""
+        self.started("a", ANN)
+        self.driver.faults = [PortTaken("port 1 is taken")] * 3
+        self.successResultOf(self.renewed(self.renewed(self.sync_user(BOB))))
+        self.assertEqual(set(self.accounts()), {"ann", "bob"})
+
+    def test_the_core_refuses_who_comes(self) -> None:
+        """They are told by name; nobody else notices, but where somebody left: who is removed is out."""
+        core = self.started("a", ANN, BOB)
+        self.driver.unchecked = InvalidConfig("not him")
+        cy = person("Cy", "three", "a")
+        [(name, reason)] = self.failureResultOf(self.renewed(self.sync_users(ANN, BOB, cy)), UsersRefused).value.refused
+        self.assertEqual((name, reason, self.core), ("Cy", "a: not him", core))
+        refused = self.failureResultOf(self.renewed(self.sync_users(BOB, cy)), UsersRefused).value.refused
+        self.assertEqual([name for name, _ in refused], ["Cy"])
+        self.assertEqual((core.alive, self.accounts()), (False, {"bob": b"two"}))
+
+    def test_no_core_comes_up_with_them(self) -> None:
+        """One does without them, and without those who left with them."""
+        self.started("a", ANN, BOB)
+        self.driver.faults = [CoreFailed("killed")]
+        sync = self.renewed(self.sync_users(BOB, CY))
+        [(name, reason)] = self.failureResultOf(sync, UsersRefused).value.refused
+        self.assertEqual((name, reason), ("cy", "a: killed"))
+        self.assertEqual((self.runner.status.state, self.accounts()), ("running", {"bob": b"two"}))
+        launches = len(self.driver.launches)
+        self.pass_time(3 * AUDIT)
+        self.assertEqual(len(self.driver.launches), launches)
+
+    def test_what_was_refused_once(self) -> None:
+        """Another user does not bring it up again, the same one said again does."""
+        self.started("a", ANN)
+        self.driver.unchecked = CoreFailed("killed")
+        self.failureResultOf(self.renewed(self.sync_users(ANN, CY)), UsersRefused)
+        self.driver.unchecked = None
+        self.successResultOf(self.renewed(self.sync_user(BOB)))
+        self.assertEqual(set(self.accounts()), {"ann", "bob"})
+        self.successResultOf(self.renewed(self.sync_user(CY)))
+        self.assertEqual(set(self.accounts()), {"ann", "bob", "cy"})
 
     def test_neither_runs(self) -> None:
         """It is a crash then: the core comes again, with all users."""
         self.started("a", ANN)
-        self.fault = CoreFailed("it did not come up")
-        self.failureResultOf(self.sync_user(BOB), CoreFailed)
-        self.assertEqual(self.runner.state, "restarting")
+        self.driver.faults = [CoreFailed("it did not come up")] * 2
+        sync = self.sync_user(BOB)
+        self.clock.advance(WINDOW)
+        self.failureResultOf(sync, CoreFailed)
+        self.assertIn("backend restarting: it did not come up", self.told)
         self.pass_time(0)
-        self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one", "bob": b"two"}))
+        self.assertEqual((self.runner.status.state, self.accounts()), ("running", {"ann": b"one", "bob": b"two"}))
 
     def test_whatever_went_wrong(self) -> None:
         """No core after a batch is a crash, also if the configuration was refused or the machine had no more files."""
         for fault in (InvalidConfig("it is odd"), OSError("no more files"), CancelledError()):
             self.started("a", ANN)
-            self.fault = fault
-            self.failureResultOf(self.sync_user(BOB), type(fault))
-            self.assertEqual(self.runner.state, "restarting")
+            self.driver.faults = [fault] * 2
+            sync = self.sync_user(BOB)
+            self.clock.advance(WINDOW)
+            self.failureResultOf(sync, CoreFailed)
+            self.assertIn("backend restarting", self.told)
             self.pass_time(0)
-            self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one", "bob": b"two"}))
+            self.assertEqual((self.runner.status.state, self.accounts()), ("running", {"ann": b"one", "bob": b"two"}))
             self.flushLoggedErrors()
             self.stopped()
 
     def test_a_new_one_that_is_dead(self) -> None:
         """So is a new core that has died by then."""
         self.started("a", ANN)
-        self.dies = True
-        self.successResultOf(self.sync_user(BOB))
-        self.assertEqual(self.runner.state, "restarting")
-        self.pass_time(0)
-        self.assertEqual((self.runner.state, self.accounts()), ("running", {"ann": b"one", "bob": b"two"}))
+        launch = self.driver.launch
+
+        async def dead(plan: MemoryPlan, target: Mapping[str, Accounts], seconds: float) -> MemoryGeneration:
+            core = await launch(plan, target, seconds)
+            core.die()
+            return core
+
+        self.driver.launch = dead  # type: ignore[method-assign]
+        sync = self.sync_user(BOB)
+        self.clock.advance(WINDOW)
+        self.successResultOf(sync)
+        self.assertEqual(self.runner.status.state, "restarting")
+        self.driver.launch = launch  # type: ignore[method-assign]
+        self.pass_time(1)
+        self.assertEqual((self.runner.status.state, self.accounts()), ("running", {"ann": b"one", "bob": b"two"}))
 
     def test_an_end_that_fails(self) -> None:
         """A core that cannot be wound down is ended all the same, before another one begins."""
@@ -1348,30 +1421,52 @@ class Replacements(RunnerTests):
             raise OSError("no more files")
 
         core.wind_down = wind_down  # type: ignore[method-assign]
-        self.successResultOf(self.sync_user(BOB))
+        self.successResultOf(self.renewed(self.sync_user(BOB)))
         self.assertFalse(core.alive)
         self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)
         self.assertEqual(self.accounts(), {"ann": b"one", "bob": b"two"})
+
+    def test_it_dies_in_the_window(self) -> None:
+        """The next run takes the changes along; there is one launch for both."""
+        core = self.started("a", ANN)
+        sync = self.sync_user(BOB)
+        core.die()
+        self.successResultOf(self.renewed(sync))
+        self.assertEqual((len(self.driver.launches), set(self.accounts())), (2, {"ann", "bob"}))
 
     def test_an_equal_start_meanwhile(self) -> None:
         """It waits for the new core and joins it."""
         self.started("a", ANN)
         self.driver.stopping.shut = True
-        sync, start = self.sync_user(BOB), self.start("a", ANN, BOB)
+        sync = self.renewed(self.sync_user(BOB))
+        start = self.start("a", ANN, BOB)
         self.driver.stopping.open()
         for deferred in (sync, start):
             self.successResultOf(deferred)
         self.assertEqual(len(self.driver.cores), 2)
 
-    def test_a_stop_meanwhile(self) -> None:
-        """No core is left."""
+    def test_another_start_meanwhile(self) -> None:
+        """No core is launched for users of a backend that is not wanted any more."""
         self.started("a", ANN)
         self.driver.stopping.shut = True
-        sync, stop = self.sync_user(BOB), self.stop()
+        sync = self.renewed(self.sync_user(BOB))
+        start = self.start("b", person("cy", "three", "b"))
+        self.driver.stopping.open()
+        for deferred in (sync, start):
+            self.successResultOf(deferred)
+        self.assertEqual([core.plan.config for core in self.driver.cores], ["a", "b"])
+
+    def test_a_stop_meanwhile(self) -> None:
+        """No core is left, and none was launched."""
+        self.started("a", ANN)
+        self.driver.stopping.shut = True
+        sync = self.renewed(self.sync_user(BOB))
+        stop = self.stop()
         self.driver.stopping.open()
         self.successResultOf(stop)
         sync.addErrback(lambda failure: failure.trap(NodeError))
-        self.assertEqual((self.driver.running, self.runner.state), ([], "stopped"))
+        self.assertEqual((self.driver.running, self.runner.status.state), ([], "stopped"))
+        self.assertEqual(len(self.driver.launches), 1)
 
 
 @dataclass(frozen=True)
@@ -1396,9 +1491,9 @@ class Step:
         if self.kind == "stop":
             return ensureDeferred(runner.stop("asked", self.grace))
         if self.kind == "sync all":
-            return ensureDeferred(runner.replace(people))
+            return ensureDeferred(runner.users.replace(people))
         changed = people if self.kind == "add" else [person(name) for name in self.users]
-        return ensureDeferred(runner.update(changed))
+        return ensureDeferred(runner.users.update(changed))
 
     def after(self, before: State) -> State:
         if self.kind == "stop":
@@ -1469,7 +1564,7 @@ class ManyAtOnce(SynchronousTestCase):
             expected = step.after(expected)
             clock.advance(step.pause)
         clock.pump([1] * 300)
-        self.assertEqual(runner.state, "running" if expected else "stopped")
+        self.assertEqual(runner.status.state, "running" if expected else "stopped")
         found = [(" ".join(core.plan.config.split()), frozenset(core.accounts["a"])) for core in driver.running]
         self.assertEqual(found, [expected] if expected else [])
         config = " ".join(Backend.FromString(record.request).config.split())
@@ -1605,10 +1700,10 @@ class Truth(SynchronousTestCase):
     def compare(self, life: Life) -> None:
         config = Backend.FromString(life.record.request).config
         self.assertEqual([core.plan.config.split() for core in life.driver.running], [config.split()] if config else [])
-        self.assertEqual(life.runner.state == "running", bool(config))
-        self.assertEqual(life.runner.roster.users, life.record.kept)
+        self.assertEqual(life.runner.status.state == "running", bool(config))
+        self.assertEqual(life.runner.desired.roster.users, life.record.kept)
         for core in life.driver.running:
-            self.assertEqual(core.accounts, life.runner.roster.target)
+            self.assertEqual(core.accounts, life.runner.desired.roster.target)
 
 
 def last_word(name: str, said: list[tuple[Step, Answer]]) -> bool | None:

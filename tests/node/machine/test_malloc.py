@@ -9,11 +9,8 @@ from twisted.python.threadpool import ThreadPool
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.backend import desired as members
-from node.backend.control import Settled
-from node.backend.desired import Members
-from node.backend.generations import Generations
+from node.backend.desired import Desired
 from node.backend.roster import Roster
-from node.logs import LogRing
 from node.machine.malloc import SOON, Memory
 from tests.harness.memory import MemoryPlan, MemoryRecord, person
 
@@ -83,15 +80,12 @@ class GivingBack(SynchronousTestCase):
     def test_large_sets_alone(self) -> None:
         """A large set asks for it when it comes and when it goes, a small one does not."""
         self.patch(members, "BUILD_INLINE", 2)
-        everybody = Members(self.clock, LogRing(self.clock, 10), MemoryRecord(), Generations())
+        everybody = Desired(self.clock, MemoryRecord())
         self.patch(everybody._memory, "_trim", self.asked.append)
-        told: list[int] = []
-        settled: Settled = lambda: told.append(1)  # noqa: E731
         for size, asked in ((2, 0), (3, 1), (3, 2), (0, 3), (0, 3)):
-            everybody._install(roster(size), settled)
+            everybody._install(roster(size))
             self.clock.advance(SOON)
             self.assertEqual(len(self.asked), asked)
-        self.assertEqual(len(told), 5)
 
 
 def roster(size: int) -> Roster:

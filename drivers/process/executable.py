@@ -1,0 +1,109 @@
+"""A core's executable on this machine: where it is, which version, and how it is run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from twisted.internet.threads import deferToThreadPool
+
+from drivers.install.install import find
+from drivers.install.releases import InstallError, choose
+from drivers.process.child import CoreProcess
+from drivers.process.spawn import Done, Spawner, by_setpriv, opened
+from node.contract.driver import Host
+from node.contract.settings import Setting
+from node.errors import CoreFailed
+
+# Clean: nothing of the node's own reaches a core, its key least of all.
+ENVIRONMENT = {
+    "PATH": os.defpath,
+    "TZ": "UTC",
+    # Else listeners are MPTCP, and cannot be handed over to a next generation.
+    "GODEBUG": "multipathtcp=0",
+}
+
+
+def executable_setting(name: str) -> Setting:
+    """What an operator sets to have another executable of this core."""
+    core = choose(name)
+    text = f"the {core.title} to run (default: found on PATH or in the cores directory)"
+    return Setting(core.variable("EXECUTABLE_PATH"), text)
+
+
+@dataclass(frozen=True)
+class Executable:
+    """One executable file as it is now: `number` is its version to be compared, `lines` all that it says of itself."""
+
+    path: Path
+    spawner: Spawner
+    changed: int | None = None
+    version: str = ""
+    number: tuple[int, ...] = ()
+    lines: tuple[str, ...] = ()
+
+    async def run(self, *arguments: str, stdin: bytes = b"", output: int = 3) -> Done:
+        """Have it do something that ends by itself: see `Spawner.run`."""
+        return await self.spawner.run([str(self.path), *arguments], stdin=stdin, output=output)
+
+    def start(self, core: CoreProcess, *arguments: str, contents: Mapping[int, bytes]) -> None:
+        """Have it run as a core, which reads these contents from its descriptors. Raises `CoreFailed`."""
+        with ExitStack() as files:
+            descriptors = {number: opened(content, files) for number, content in contents.items()}
+            self.spawner.spawn(core, [str(self.path), *arguments], descriptors)
+
+
+class Installation:
+    """Finds a core's executable once, and asks for its version again when the file changes."""
+
+    def __init__(
+        self,
+        host: Host,
+        name: str,
+        environment: Callable[[Path], Mapping[str, str]] = lambda _: ENVIRONMENT,
+        oldest: tuple[int, ...] = (),
+    ) -> None:
+        self._host = host
+        self._core = choose(name)
+        self._variable = self._core.variable("EXECUTABLE_PATH")
+        self._environment = environment
+        self._oldest = oldest
+        self._known: Executable | None = None
+
+    async def current(self) -> Executable:
+        """The executable to run now. Raises `CoreFailed` with what to do if there is none."""
+        known = self._known if self._known and self._known.path.is_file() else await self._found()
+        known = replace(known, spawner=replace(known.spawner, environment=self._environment(known.path)))
+        changed = known.path.stat().st_mtime_ns
+        if known.changed != changed:
+            known = replace(await self._asked(known), changed=changed)
+        self._known = known
+        return known
+
+    async def _found(self) -> Executable:
+        """Configured, on PATH or installed; it is looked for off the reactor's back."""
+        configured, pool = self._host.settings.get(self._variable) or None, self._host.reactor.getThreadPool()
+        try:
+            path = await deferToThreadPool(self._host.reactor, pool, find, self._core, configured)
+        except InstallError as fault:
+            raise CoreFailed(str(fault)) from fault
+        if path is None:
+            title, name = self._core.title, self._core.name
+            raise CoreFailed(f"there is no {title} on this machine: run `python -m drivers.install {name}`")
+        return Executable(path, await by_setpriv(Spawner(self._host.reactor, self._host.directory, ENVIRONMENT)))
+
+    async def _asked(self, bare: Executable) -> Executable:
+        """With its version."""
+        lines = (await bare.run("version")).lines
+        match = self._core.banner.match(lines[0]) if lines else None
+        if match is None:
+            what = f"does not say which {self._core.title} it is; set {self._variable} to one that works"
+            raise CoreFailed(f"{bare.path} {what}")
+        version, number = "".join(match.groups()), tuple(map(int, match[1].split(".")))
+        if number < self._oldest:
+            what = f"is {self._core.title} {version}, and the node needs {'.'.join(map(str, self._oldest))} or newer"
+            raise CoreFailed(f"{bare.path} {what}; set {self._variable} to one")
+        return replace(bare, version=version, number=number, lines=lines)

@@ -1,0 +1,100 @@
+"""A configuration of sing-box, ready to be run: built and checked by the core, launched with users."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from drivers.process import readiness as starting
+from drivers.process.child import CoreProcess
+from drivers.process.executable import Executable, Installation
+from drivers.process.ports import free_ports
+from drivers.sing_box import config
+from drivers.sing_box.accounts import unlabelled
+from drivers.sing_box.api import Api
+from drivers.sing_box.executable import counts
+from drivers.sing_box.fronts import Fronts
+from drivers.sing_box.generation import SingBoxGeneration
+from drivers.sing_box.verdict import STDIN, cause, is_refusal, look
+from node.contract.accounts import Account, Accounts
+from node.contract.driver import Host
+from node.errors import CoreFailed
+from protos.service_pb2 import User
+
+# Where the core finds the file of live users: a descriptor, so that their keys are in no directory.
+_ROLL = 3
+
+
+class SingBoxPlan:
+    """Satisfies `node.contract.driver.Plan`. `made` is what was taken over."""
+
+    def __init__(self, host: Host, installation: Installation, made: config.Plan) -> None:
+        self._host = host
+        self._installation = installation
+        self.made = made
+
+    @property
+    def tags(self) -> Sequence[str]:
+        return self.made.tags
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        return self.made.warnings
+
+    def account(self, tag: str, user: User) -> Account | None:
+        return self.made.account(tag, user)
+
+    async def check(self, target: Mapping[str, Accounts]) -> None:
+        core = await self._installation.current()
+        await look(core, "check", stdin=await self._rendered(_endpoint(core, self.made), target))
+
+    async def launch(self, target: Mapping[str, Accounts], seconds: float) -> SingBoxGeneration:
+        # As it is now: users change while the core comes up.
+        started = {tag: dict(accounts) for tag, accounts in target.items()}
+        executable = await self._installation.current()
+        endpoint = _endpoint(executable, self.made)
+        text = await self._rendered(endpoint, started, f"/proc/self/fd/{_ROLL}")
+        roll = await starting.built(self._host.reactor, started, config.roll, self.made, endpoint, started)
+        core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint))
+        executable.start(core, "run", *STDIN, "-D", str(self._host.directory), contents={0: text, _ROLL: roll})
+        api = Api(endpoint, self.made.live, Fronts(self.made.fronts))
+        await self._ready(core, api, seconds)
+        return SingBoxGeneration(self._host, self.made, core, api, endpoint, started)
+
+    async def _rendered(self, endpoint: config.Endpoint, target: Mapping[str, Accounts], roll: str = "") -> bytes:
+        return await starting.built(self._host.reactor, target, config.render, self.made, endpoint, target, roll)
+
+    async def _ready(self, core: CoreProcess, api: Api, seconds: float) -> None:
+        """Wait until the core answers. Raises as `starting.ready`, and leaves no process."""
+        aio = self._host.aio
+
+        async def answers() -> bool:
+            return await aio.run(api.ready(starting.CALL))
+
+        try:
+            await starting.ready(self._host.reactor, core, answers, seconds, is_refusal, cause)
+            await aio.run(api.begin())
+        except BaseException:
+            try:
+                await core.stop()
+            finally:
+                await aio.run(api.close())
+            raise
+
+
+def _endpoint(core: Executable, plan: config.Plan) -> config.Endpoint:
+    try:
+        return config.Endpoint.new(free_ports, counts(core), bool(plan.live))
+    except OSError as fault:
+        raise CoreFailed(f"the core cannot have a port for its API: {fault}") from fault
+
+
+def _sifter(endpoint: config.Endpoint) -> Callable[[list[str]], list[str]]:
+    """Where the APIs are is in no log, nor that they are closed twice. Users have their own names there."""
+    where = "|".join(f"127\\.0\\.0\\.1:{port}" for port in endpoint.ports)
+    telling = re.compile(rf"started at ({where})$|close tcp ({where}): use of closed")
+
+    def sift(lines: list[str]) -> list[str]:
+        return [unlabelled(line) for line in lines if not telling.search(line) and endpoint.secret not in line]
+
+    return sift

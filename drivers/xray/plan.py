@@ -1,0 +1,105 @@
+"""A configuration of Xray, ready to be run: built and checked by the core, launched with users."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from drivers.process import readiness as starting
+from drivers.process.child import CoreProcess
+from drivers.process.executable import Executable, Installation
+from drivers.xray import config
+from drivers.xray.access import Shown
+from drivers.xray.api import Api
+from drivers.xray.connections import Connections
+from drivers.xray.executable import files
+from drivers.xray.generation import XrayGeneration
+from drivers.xray.verdict import cause, is_refusal, look
+from node.contract.accounts import Account, Accounts
+from node.contract.driver import Host
+from protos.service_pb2 import User
+
+# The first version whose api.listen may be a unix socket.
+DIRECT_API = (26, 5, 3)
+_FROM_PROTOBUF = ("-format", "protobuf", "-c", "stdin:")
+
+
+class XrayPlan:
+    """Satisfies `node.contract.driver.Plan`. `made` is what was taken over."""
+
+    def __init__(self, host: Host, installation: Installation, made: config.Plan) -> None:
+        self._host = host
+        self._installation = installation
+        self.made = made
+
+    @property
+    def tags(self) -> Sequence[str]:
+        return self.made.tags
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        return self.made.warnings
+
+    def account(self, tag: str, user: User) -> Account | None:
+        return self.made.account(tag, user)
+
+    async def check(self, target: Mapping[str, Accounts]) -> None:
+        xray = await self._installation.current()
+        message = await self._rendered(self._new_api(xray), target)
+        await look(xray, "run", "-test", *_FROM_PROTOBUF, stdin=message)
+
+    async def launch(self, target: Mapping[str, Accounts], seconds: float) -> XrayGeneration:
+        # As it is now: users change while the core comes up.
+        started = {tag: dict(accounts) for tag, accounts in target.items()}
+        xray = await self._installation.current()
+        endpoint, connections = self._new_api(xray), Connections(self._host.reactor, self.made.doors)
+        message = await self._rendered(endpoint, started)
+        read = files(xray)
+        core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint, connections, self.made.shown))
+        xray.start(core, "run", *_FROM_PROTOBUF, contents={0: message})
+        core.when_exited().addCallback(lambda _: _remove_socket(Path(endpoint.socket)))
+        api = Api(endpoint.socket)
+        await self._ready(core, api, Path(endpoint.socket), seconds)
+        return XrayGeneration(self._host, self.made, core, api, endpoint, connections, started, read)
+
+    async def _rendered(self, endpoint: config.Endpoint, target: Mapping[str, Accounts]) -> bytes:
+        return await starting.built(self._host.reactor, target, config.render, self.made, endpoint, target)
+
+    def _new_api(self, xray: Executable) -> config.Endpoint:
+        token = secrets.token_hex(8)
+        return config.Endpoint(str(self._host.directory / f"{token}.sock"), token, xray.number >= DIRECT_API)
+
+    async def _ready(self, core: CoreProcess, api: Api, socket: Path, seconds: float) -> None:
+        """Wait until the core answers. Raises `CoreFailed` with its last lines, and leaves no process."""
+
+        async def answers() -> bool:
+            return socket.exists() and await self._host.aio.run(api.ready(starting.CALL))
+
+        try:
+            await starting.ready(self._host.reactor, core, answers, seconds, is_refusal, cause)
+        except BaseException:
+            await self._host.aio.run(api.close())
+            raise
+
+
+def _sifter(api: config.Endpoint, connections: Connections, shown: Shown) -> Callable[[list[str]], list[str]]:
+    """What of the core's lines goes into the log: none about the node's own API connections, and what was asked for."""
+
+    def sift(lines: list[str]) -> list[str]:
+        kept = []
+        for line in lines:
+            if api.token in line:
+                continue
+            connections.take(line)
+            if (text := shown.line(line)) is not None:
+                kept.append(text)
+        return kept
+
+    return sift
+
+
+def _remove_socket(socket: Path) -> None:
+    """Xray removes it on a clean exit only."""
+    for path in (socket, socket.with_name(socket.name + ".lock")):
+        path.unlink(missing_ok=True)

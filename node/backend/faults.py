@@ -1,0 +1,32 @@
+"""What callers and operators are told of errors, where nobody foresaw them or nobody waits for the work."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.python.failure import Failure
+
+from node.errors import Aborted, CoreFailed, NodeError
+from node.logs import Logger
+
+log = Logger()
+
+
+def as_told(error: Exception) -> NodeError:
+    """What is told of an error that kept a core from running; the log has the rest of what nobody foresaw."""
+    if isinstance(error, NodeError):
+        return error
+    log.failure("a core was not started")
+    return CoreFailed(f"internal error: {type(error).__name__}; the node's log has more")
+
+
+def in_background(work: Coroutine[Any, Any, object] | Deferred[object], text: str) -> None:
+    """Nobody waits for the work: what goes wrong is logged, as `text`. That a Stop ended it is not wrong."""
+
+    def failed(failure: Failure) -> None:
+        if not failure.check(Aborted):
+            log.failure(text, failure)
+
+    ensureDeferred(work).addErrback(failed)

@@ -1,0 +1,165 @@
+"""Keeps the users of one run as they should be, and of the runs that take its place for the sake of users."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from twisted.internet.defer import Deferred, TimeoutError
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
+
+from node.backend.desired import Desired
+from node.backend.generations import Generations
+from node.backend.reconcile import Pairs, Reconciler
+from node.backend.renewal import Renewal
+from node.backend.state import State, Status
+from node.contract.accounts import Change, Refusal, diff, key_of
+from node.contract.driver import Applied, Generation
+from node.errors import NodeError
+from node.logs import Logger
+
+# Seconds that a core which refused something may take to show that it lives.
+LIVES = 1.0
+
+
+class Keeper:
+    """Satisfies `node.backend.reconcile.Core`.
+
+    The current run should have all desired users. One that drains, or that waits for a Start after a Stop, keeps whom
+    it has, without those who were removed or have other credentials. Nothing is asked of a run that ends.
+    """
+
+    log = Logger()
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        run: Generation,
+        status: Status,
+        desired: Desired,
+        generations: Generations,
+        renewal: Renewal,
+        adopt: Callable[[Generation], None],
+        doubt: Callable[[Generation], None],
+    ) -> None:
+        self.run = run
+        self._reactor = reactor
+        self._status = status
+        self._desired = desired
+        self._generations = generations
+        self._renewal = renewal
+        self._adopt = adopt
+        self._doubt = doubt
+        reconciler = Reconciler(self, partial(deferLater, reactor))
+        self.settle: Callable[[Pairs], Deferred[list[Refusal]]] = reconciler.settle
+        self.unsettled, self.repair, self.idle = reconciler.unsettled, reconciler.repair, reconciler.idle
+
+    @property
+    def serves(self) -> bool:
+        """Whether its run is the current one, of what was accepted."""
+        return self._status.running and self.run is self._generations.current
+
+    @property
+    def drains(self) -> bool:
+        """Whether its run has connections, and gets no new ones or waits for a Start. A Start that goes on ends it."""
+        return self.run in self._generations.draining and self._status.state is not State.STARTING
+
+    def changes(self, touched: Iterable[tuple[str, str]]) -> list[Change]:
+        have, wanted = self.run.accounts, self._desired.target
+        if self.serves:
+            here = [Change(tag, key, wanted[tag].get(key)) for tag, key in touched if tag in wanted]
+            return [change for change in here if have[change.tag].get(change.key) != change.packed]
+        if self.drains:
+            return [Change(tag, key, None) for tag, key in touched if self._outstayed(tag, key)]
+        return []
+
+    def differences(self) -> list[Change]:
+        if self.serves:
+            return diff(self.run.accounts, self._desired.target)
+        return self.changes((tag, key) for tag, accounts in self.run.accounts.items() for key in accounts)
+
+    def touched(self, keys: Iterable[str]) -> Pairs:
+        """What these users have or should have here."""
+        return {(tag, key) for key in keys for tag in self.run.accounts}
+
+    def _outstayed(self, tag: str, key: str) -> bool:
+        """Whether a run that drains has somebody who was removed, or an account that is not his any more."""
+        packed = self.run.accounts.get(tag, {}).get(key)
+        target = self._desired.target
+        stays = target[tag].get(key) == packed if tag in target else key in self._desired.roster.users
+        return packed is not None and not stays
+
+    async def apply(self, changes: list[Change]) -> Applied:
+        """Have the run take these. What it keeps though it answers is left for another run, which does not know it."""
+        run = self.run
+        refused, left = await self._ask(changes)
+        if not refused:
+            return Applied([], left)
+        if not await self._answers():
+            return Applied(refused if run.alive else [], left)
+        # What ran out of time may have been done.
+        await self._audit()
+        if kept := self.kept(changes, left):
+            refused = refused + (await self._ask(kept)).refused
+        if not (self.serves or self.drains):
+            return Applied([], [])
+        if kept := self.kept(changes, left):
+            names = sorted({change.key for change in kept})
+            self.log.error("the core keeps users who were removed, and is ended: {names}", names=names)
+        differ = {change.key for change in changes if self._packed(change) != change.packed}
+        differ -= {change.key for change in kept}
+        refused = [refusal for refusal in dict.fromkeys(refused) if key_of(refusal.email) in differ]
+        return Applied(refused, left + kept)
+
+    async def renew(self, left: list[Change]) -> list[Refusal]:
+        if self.drains:
+            await self._renewal.end(self.run)
+            return []
+        if not self.serves:
+            return []
+        run, refused = await self._renewal.renew(self.run, left)
+        if run is not self.run:
+            # Before it is the current one: that it has a keeper must be known.
+            self.run = run
+            self._adopt(run)
+        return refused
+
+    def kept(self, changes: Iterable[Change], left: Iterable[Change] = ()) -> list[Change]:
+        """Those of the changes, but the ones that are left, which take something away that is still in force."""
+        later = set(left)
+        have = [(self._packed(change), change) for change in changes if change not in later]
+        return [change for packed, change in have if packed is not None and packed != change.packed]
+
+    def _packed(self, change: Change) -> bytes | None:
+        return self.run.accounts.get(change.tag, {}).get(change.key)
+
+    async def _ask(self, changes: list[Change]) -> Applied:
+        if not (self.serves or self.drains):
+            return Applied([], [])
+        try:
+            return await self.run.apply(changes)
+        except Exception:
+            # Whoever waits is told; and nobody knows now what is in force.
+            if self.run.alive:
+                await self._answers()
+            raise
+
+    async def _answers(self) -> bool:
+        """Whether the run answers after something went wrong. One that lives and does not is looked after at once."""
+        deadline = self._reactor.seconds() + LIVES
+        if await self.run.answers(LIVES):
+            return True
+        # Calls to a core that was killed fail before its end is known.
+        left = max(0.0, deadline - self._reactor.seconds())
+        try:
+            await self.run.when_exited().addTimeout(left, self._reactor)
+        except TimeoutError:
+            self._doubt(self.run)
+        return False
+
+    async def _audit(self) -> None:
+        try:
+            await self.run.audit()
+        except NodeError as error:
+            self.log.warn("the core's users were not compared: {reason}", reason=error.text)

@@ -1,0 +1,98 @@
+"""What controllers say of users: taken into the desired set in the order in which it came, then brought to the core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from node.backend import desired as desired_set
+from node.backend.control import Control, Settled
+from node.backend.desired import Build, Desired
+from node.backend.faults import in_background
+from node.backend.generations import Generations
+from node.backend.reconcile import Pairs
+from node.backend.roster import Roster
+from node.backend.settling import Settling
+from node.backend.state import Status
+from node.contract.accounts import Refusal, key_of
+from node.errors import NotInitialized, UsersRefused
+from protos.service_pb2 import User
+
+
+class Members:
+    """Adds, changes, removes and replaces users of the one backend."""
+
+    def __init__(
+        self, status: Status, control: Control, desired: Desired, generations: Generations, settling: Settling
+    ) -> None:
+        self._status = status
+        self._control = control
+        self._desired = desired
+        self._generations = generations
+        self._settling = settling
+        self.recorded = desired.recorded
+
+    async def put(self, user: User) -> tuple[Pairs, list[Refusal]]:
+        """Take one user into the desired set, behind what came before. `settle` brings him into force."""
+        await self._control.settled()
+        return self._put([user], lambda roster: roster.put(user))
+
+    async def settle(self, touched: Pairs) -> list[Refusal]:
+        """Wait until what was touched is in force; what the core refused of it. A core on its way takes it along."""
+        return await self._settling.settle(touched)
+
+    async def replace(self, users: Sequence[User]) -> None:
+        """The users are these and no others. Raises `UsersRefused` after all others were applied."""
+        await self._rebuild(lambda accepted, roster: self._desired.build(accepted, users, roster))
+
+    async def update(self, users: Sequence[User]) -> None:
+        """Add, change or remove these users, as one. Raises `UsersRefused` after all others were applied."""
+        if len(users) > desired_set.BUILD_INLINE:
+            await self._rebuild(lambda accepted, roster: self._desired.build_on(accepted, users, roster))
+            return
+        await self._control.settled()
+        touched, refused = self._put(users, lambda roster: roster.put_all(users))
+        refused = refused + await self.settle(touched)
+        await self.recorded()
+        raise_refused(refused)
+
+    @property
+    def _in_grace(self) -> bool:
+        """Stopped outwards, while a core waits for a Start that wants it."""
+        return self._status.stopped and bool(self._generations.draining)
+
+    def _require(self) -> None:
+        """Users can be taken in while a core is on its way, too, and taken out while it waits for a Start."""
+        if not (self._status.awaited or self._in_grace):
+            self._status.require()
+
+    def _put(
+        self, users: Sequence[User], change: Callable[[Roster], tuple[Pairs, list[Refusal]]]
+    ) -> tuple[Pairs, list[Refusal]]:
+        self._require()
+        touched, refused = self._desired.change(users, change)
+        # What was said before may not be in force.
+        touched |= self._settling.differing({key_of(user.email) for user in users})
+        if self._in_grace:
+            in_background(self.settle(touched), "users were not removed")
+            raise NotInitialized
+        return touched, refused
+
+    async def _rebuild(self, build: Build) -> None:
+        async def work(settled: Settled) -> None:
+            refused = await self._desired.rebuild(build, self._require)
+            settled()
+            if self._in_grace:
+                in_background(self._settling.settle_all(), "users were not removed")
+                raise NotInitialized
+            raise_refused(refused + await self._settling.settle_all())
+
+        try:
+            await self._control.run(work)
+        finally:
+            await self.recorded()
+
+
+def raise_refused(refused: list[Refusal]) -> None:
+    """Report users that could not be applied, if any."""
+    if refused:
+        raise UsersRefused([(email, reason) for email, reason in refused])

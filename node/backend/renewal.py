@@ -1,0 +1,103 @@
+"""Another run of the same configuration, for changes of users that a core cannot take while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from node.backend.desired import Desired
+from node.backend.faults import as_told
+from node.backend.replace import Replacement
+from node.backend.state import Status
+from node.contract.accounts import Accounts, Change, Refusal, apply
+from node.contract.driver import Generation, Plan
+from node.errors import CoreFailed, InvalidConfig, NodeError
+from node.logs import Logger
+from protos.service_pb2 import User
+
+# Seconds that the new run may take to come up.
+SECONDS = 5.0
+
+
+class Renewal:
+    """Renews the current run. `failed` is told if no run came up where one should be."""
+
+    log = Logger()
+
+    def __init__(
+        self,
+        status: Status,
+        desired: Desired,
+        replacement: Replacement,
+        failed: Callable[[NodeError], None],
+    ) -> None:
+        self._status = status
+        self._desired = desired
+        self._replacement = replacement
+        self._failed = failed
+        self.end = replacement.end
+
+    async def renew(self, run: Generation, left: Sequence[Change]) -> tuple[Generation, list[Refusal]]:
+        """A run with these changes, or without those of them who come if the core refuses it with them.
+
+        Whoever leaves is out either way. Returns the same run if nothing can be brought in, or if it is not wanted any
+        more: a Start, a Stop or a crash came meanwhile. Raises `CoreFailed` if none came up.
+        """
+        assert self._desired.accepted is not None
+        plan, before = self._desired.accepted.plan, run.accounts
+        wanted, staying = apply(left, before), apply([change._replace(packed=None) for change in left], before)
+        fault = await _fault(plan, wanted)
+        if fault and staying == before:
+            return run, self._refusals(left, fault)
+        if not (run.alive and self._status.running):
+            return run, []
+        try:
+            return await self._begin(plan, wanted, staying, left, fault)
+        except Exception as error:
+            if not self._status.running:
+                return run, []
+            failure = CoreFailed(as_told(error).text)
+            self._failed(failure)
+            raise failure from error
+
+    async def _begin(
+        self,
+        plan: Plan,
+        wanted: Mapping[str, Accounts],
+        staying: Mapping[str, Accounts],
+        left: Sequence[Change],
+        fault: str,
+    ) -> tuple[Generation, list[Refusal]]:
+        if not fault:
+            try:
+                return await self._restart(plan, wanted), []
+            except Exception as error:  # noqa: BLE001 - told to those who come; without them the core may come up
+                self._status.require()
+                fault = as_told(error).text
+        self.log.error("the core runs without changed users: {reason}", reason=fault)
+        return await self._restart(plan, staying), self._refusals(left, fault)
+
+    async def _restart(self, plan: Plan, accounts: Mapping[str, Accounts]) -> Generation:
+        def target() -> Mapping[str, Accounts]:
+            self._status.require()
+            return accounts
+
+        return await self._replacement.restart(plan, target, 0.0, SECONDS)
+
+    def _refusals(self, left: Sequence[Change], reason: str) -> list[Refusal]:
+        """Of these nobody came in."""
+        coming = [change for change in left if change.packed is not None]
+        return [Refusal(self._spelled(change.key), f"{change.tag}: {reason}") for change in coming]
+
+    def _spelled(self, key: str) -> str:
+        """A user's e-mail as it was said."""
+        packed = self._desired.roster.users.get(key)
+        return key if packed is None else User.FromString(packed).email
+
+
+async def _fault(plan: Plan, wanted: Mapping[str, Accounts]) -> str:
+    """Why the core does not take these users, or could not say; empty if it does."""
+    try:
+        await plan.check(wanted)
+    except (InvalidConfig, CoreFailed) as error:
+        return error.text
+    return ""

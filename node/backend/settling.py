@@ -1,0 +1,125 @@
+"""Brings what is said of users into every run of the core that has connections: one keeper for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from twisted.internet.defer import Deferred
+
+from node.backend.desired import Desired
+from node.backend.generations import Generations
+from node.backend.keeper import Keeper
+from node.backend.reconcile import Pairs
+from node.backend.state import Status
+from node.contract.accounts import Change, Refusal
+from node.contract.driver import Generation
+from node.errors import CoreFailed
+from node.waiting import together
+
+# Users that are named in an error.
+LISTED = 20
+
+_Differences = Sequence[tuple[Keeper, list[Change]]]
+
+
+class Settling:
+    """The keepers of all runs. `keep` makes one."""
+
+    def __init__(
+        self, status: Status, desired: Desired, generations: Generations, keep: Callable[[Generation], Keeper]
+    ) -> None:
+        self._status = status
+        self._desired = desired
+        self._generations = generations
+        self._keep = keep
+        # The last one is that of the current run, also while another run takes its place.
+        self._keepers: list[Keeper] = []
+        # What the last Start takes away that was in force.
+        self._leaving: list[Change] = []
+        generations.watch(self._follow)
+
+    async def settle(self, touched: Pairs) -> list[Refusal]:
+        """Wait until what was touched is in force in all runs; what a core refused of it.
+
+        A core on its way takes it along.
+        """
+        if not touched:
+            return []
+        works = [keeper.settle(keeper.touched({key for _, key in touched})) for keeper in self._draining]
+        if self._status.running:
+            works.append(self._keepers[-1].settle(touched))
+        return await _refused(works)
+
+    async def settle_all(self) -> list[Refusal]:
+        """The same for whatever differs."""
+        return await self._settle(self._differences())
+
+    async def settle_start(self) -> list[Refusal]:
+        """The same at the end of a Start; `require_out` tells what became of those whom it took out."""
+        differences = self._differences()
+        self._leaving = _kept(differences)
+        return await self._settle(differences)
+
+    def require_out(self) -> None:
+        """Raises if the core may still let in somebody whom the Start took out: it did not answer then."""
+        # Not whom somebody else took out meanwhile: that is on its way.
+        keys = sorted({change.key for change in set(self._leaving).intersection(_kept(self._differences()))})
+        if keys:
+            listed = ", ".join(map(repr, keys[:LISTED])) + (" and others" if len(keys) > LISTED else "")
+            raise CoreFailed(f"the core did not answer: {listed} may still be in; the node puts them out when it does")
+
+    def differing(self, keys: Collection[str]) -> Pairs:
+        """What of these users is not as it should be in some run, or in the one that is on its way."""
+        current = self._generations.current
+        confirmed = current.accounts if current else {}
+        here = {
+            (tag, key)
+            for tag, target in self._desired.target.items()
+            for key in keys
+            if confirmed.get(tag, {}).get(key) != target.get(key)
+        }
+        for keeper in self._draining:
+            here |= {(change.tag, change.key) for change in keeper.changes(keeper.touched(keys))}
+        return here
+
+    async def repair(self, run: Generation) -> None:
+        """Bring a run to what is wanted, whatever it has refused or lost."""
+        for keeper in self._keepers:
+            if keeper.run is run:
+                await keeper.repair()
+                return
+
+    async def idle(self) -> None:
+        """Wait until all that was touched so far is settled."""
+        for keeper in tuple(self._keepers):
+            await keeper.idle()
+
+    @property
+    def _draining(self) -> list[Keeper]:
+        return [keeper for keeper in self._keepers if keeper.drains]
+
+    def _differences(self) -> _Differences:
+        return [(keeper, keeper.differences()) for keeper in self._keepers]
+
+    async def _settle(self, differences: _Differences) -> list[Refusal]:
+        return await _refused([keeper.settle(keeper.unsettled(changes)) for keeper, changes in differences])
+
+    def _follow(self) -> None:
+        """A run came or went."""
+        known = [keeper.run for keeper in self._keepers]
+        self._keepers += [self._keep(run) for run in reversed(self._generations.serving) if run not in known]
+        self._keepers = [
+            keeper
+            for keeper in self._keepers
+            if keeper.run in self._generations.counting or keeper is self._keepers[-1]
+        ]
+        self._keepers.sort(key=lambda keeper: keeper.run is self._generations.current)
+
+
+def _kept(differences: _Differences) -> list[Change]:
+    """What of them takes something away that is in force."""
+    return [change for keeper, changes in differences for change in keeper.kept(changes)]
+
+
+async def _refused(works: Sequence[Deferred[list[Refusal]]]) -> list[Refusal]:
+    return [refusal for refused in await together(works) for refusal in refused]

@@ -1,0 +1,94 @@
+"""What runs a core's executable, if only to ask it something: it ends with the node, in time, and says no end of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.harness.sing_box import BUILDS, find_sing_box
+from tests.harness.wait import until
+
+ROOT = Path(__file__).parents[3]
+# The node's part: each line of arguments is a kind of core, its executable and a configuration for it to look at.
+PARENT = """
+import json, pathlib, sys
+from twisted.internet import reactor
+from twisted.internet.defer import ensureDeferred
+from drivers.registry import REGISTRY
+from node.contract.driver import Host
+from node.logs import LogRing
+from protos.service_pb2 import BackendType
+
+for name, executable, text in json.load(sys.stdin):
+    settings = {f"{name}_EXECUTABLE_PATH": executable}
+    host = Host(reactor, None, LogRing(reactor, 10), pathlib.Path(sys.argv[1]), settings)
+    driver = REGISTRY[BackendType.Value(name)](host)
+    reactor.callWhenRunning(lambda driver=driver, text=text: ensureDeferred(driver.prepare(text, frozenset())))
+reactor.run()
+"""
+
+
+def stand_in(path: Path, *answers: str) -> str:
+    """An executable that says these, one for each time that it is asked for its version, and hangs otherwise."""
+    path.write_text(f'#!/bin/sh\n[ "$1" = version ] && {" && ".join(answers)} && exit 0\nexec sleep 60\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def endless() -> str:
+    """A configuration that sing-box reads for hours: each level costs as much as all that is in it, twice."""
+    rule: dict[str, Any] = {"domain": ["a"]}
+    for _ in range(300):
+        rule = {"type": "logical", "mode": "and", "rules": [rule]}
+    return json.dumps({"route": {"rules": [{**rule, "outbound": "x"}]}})
+
+
+def test_no_look_outlives_a_killed_node(tmp_path: Path) -> None:
+    """After kill -9 in the middle of a question for the version, of a conversion and of a check, all of them end."""
+    real = str(find_sing_box(next(iter(BUILDS))))
+    looks = [
+        ("XRAY", stand_in(tmp_path / "mute", "false"), ""),
+        ("XRAY", stand_in(tmp_path / "xray", "echo Xray 26.3.27"), ""),
+        ("SING_BOX", stand_in(tmp_path / "sing-box", "echo sing-box version 1.14.1"), ""),
+        ("SING_BOX", real, endless()),
+    ]
+    with subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], cwd=ROOT, stdin=subprocess.PIPE) as parent:
+        assert parent.stdin
+        parent.stdin.write(json.dumps(looks).encode())
+        parent.stdin.close()
+        try:
+            until(lambda: len(looking(parent.pid)) == len(looks), 20, "all of them look")
+            under_way = looking(parent.pid)
+        finally:
+            parent.kill()
+        try:
+            until(lambda: not any(map(runs, under_way)), 5, "all of them end")
+        finally:
+            for process in filter(runs, under_way):
+                process.kill()
+
+
+def looking(pid: int) -> list[psutil.Process]:
+    """The children of a node that will not end by themselves soon."""
+
+    def hangs(process: psutil.Process) -> bool:
+        try:
+            command = process.cmdline()
+        except psutil.NoSuchProcess:
+            return False
+        return command[0] == "sleep" or command[1:2] == ["format"]
+
+    return list(filter(hangs, psutil.Process(pid).children()))
+
+
+def runs(process: psutil.Process) -> bool:
+    """It is there, and not only what is left of it until its new parent looks."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,61 @@
+"""One run of a core, and the runs that take its place for the sake of users, without a runner around them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from node.backend.desired import Accepted, Desired
+from node.backend.generations import Generations
+from node.backend.renewal import Renewal
+from node.backend.replace import Replacement
+from node.backend.state import State, Status
+from node.contract.accounts import Change, Refusal
+from node.contract.driver import Driver, Generation, Plan
+from node.errors import NodeError
+from node.logs import LogRing
+from tests.harness.memory import MemoryRecord
+
+
+class Renewing:
+    """`end` is what happens at the end of a run, before it is gone. `failed` are the times when no run came up."""
+
+    def __init__(
+        self,
+        reactor: Any,
+        driver: Driver,
+        plan: Plan,
+        run: Generation,
+        end: Callable[[Generation], Awaitable[None]] | None = None,
+    ) -> None:
+        self.run, self.failed, self.ended = run, list[NodeError](), list[Generation]()
+        self._at_end = end
+        self._generations = Generations()
+        self._generations.adopt(run)
+        run.when_exited().addCallback(lambda _: self._generations.gone(run))
+        status, desired = Status(LogRing(reactor, 100)), Desired(reactor, MemoryRecord())
+        status.enter(State.STARTING)
+        status.enter(State.RUNNING)
+        desired.accepted = Accepted(b"", 0, driver, plan, "", ("", "", frozenset()))
+        replacement: Any = self
+        self._renewal = Renewal(
+            status, desired, Replacement(reactor, self._generations, replacement), self.failed.append
+        )
+
+    async def end(self, run: Generation) -> None:
+        """In the place of `WindDown.end`."""
+        self.ended.append(run)
+        self._generations.end(run)
+        await run.stop()
+        if self._at_end:
+            await self._at_end(run)
+
+    async def apply(self, changes: Sequence[Change]) -> list[Refusal]:
+        """Bring changes in, by another run if need be. Who is refused."""
+        refused, left = await self.run.apply(changes)
+        return refused + await self.renew(left) if left else refused
+
+    async def renew(self, left: Sequence[Change]) -> list[Refusal]:
+        """Another run with these."""
+        self.run, refused = await self._renewal.renew(self.run, left)
+        return refused
