@@ -17,17 +17,17 @@ from hypothesis import settings
 from twisted.trial.unittest import TestCase
 
 from protos import service_pb2
-from tests.harness import background, certs, transfer
-from tests.harness.backend import user
-from tests.harness.controller import Controller, RestController, RpcController
-from tests.harness.core import Json, XrayClient
-from tests.harness.cover import CoverServer
-from tests.harness.echo import EchoServer
+from scripts.staging import background, certs, transfer
+from scripts.staging.backend import user
+from scripts.staging.controller import Controller, RestController, RpcController
+from scripts.staging.core import Json, XrayClient
+from scripts.staging.cover import CoverServer
+from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import SERVER_NAME, Kind, kinds
+from scripts.staging.node import NodeProcess
+from scripts.staging.ports import free_port
+from scripts.staging.users import TestUser
 from tests.harness.grounds import GROUNDS, XRAY, Ground
-from tests.harness.inbounds import SERVER_NAME, Kind, kinds
-from tests.harness.node import NodeProcess
-from tests.harness.ports import free_port
-from tests.harness.users import TestUser
 
 # Machines differ, and are busy: a property holds or not, however long it takes.
 settings.register_profile("patient", deadline=None)

@@ -18,9 +18,9 @@ from node.api.methods import METHODS
 from node.certificate import ensure, ensure_api_key
 from node.errors import KINDS
 from node.settings import SETTINGS
+from scripts.staging.node import NodeProcess
+from scripts.staging.ports import free_port
 from tests.harness.curl import programs_with_curl
-from tests.harness.node import NodeProcess
-from tests.harness.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])

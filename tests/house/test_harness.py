@@ -15,18 +15,18 @@ import pytest
 
 from node.api.framing import delimited as cut
 from protos import service_pb2
-from tests.harness import certs, socks, transfer
-from tests.harness.backend import chunks, user
-from tests.harness.core import Xray, XrayClient, server_config
-from tests.harness.cover import CoverServer
-from tests.harness.echo import EchoServer
-from tests.harness.inbounds import NAMES, SERVER_NAME, Kind, kinds, with_users
-from tests.harness.node import NodeProcess
-from tests.harness.ports import free_port
-from tests.harness.process import Child
+from scripts.staging import certs, socks, transfer
+from scripts.staging.backend import chunks, user
+from scripts.staging.core import Xray, XrayClient, server_config
+from scripts.staging.cover import CoverServer
+from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import NAMES, SERVER_NAME, Kind, kinds, with_users
+from scripts.staging.node import NodeProcess
+from scripts.staging.ports import free_port
+from scripts.staging.process import Child
+from scripts.staging.users import TestUser, shadowsocks_2022_key
+from scripts.staging.wait import until
 from tests.harness.rest import delimited
-from tests.harness.users import TestUser, shadowsocks_2022_key
-from tests.harness.wait import until
 
 USER = TestUser.new("42")
 STRANGER = TestUser.new("43")

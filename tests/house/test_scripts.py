@@ -18,10 +18,10 @@ import psutil
 import pytest
 
 from node.settings import SETTINGS
-from tests.harness.core import find_xray
+from scripts.staging.core import find_xray
+from scripts.staging.ports import free_port
+from scripts.staging.process import Child
 from tests.harness.curl import programs_with_curl
-from tests.harness.ports import free_port
-from tests.harness.process import Child
 
 _SCRIPT = Path(__file__).parents[2] / "scripts" / "run"
 _SIZE = 8 * 1024 * 1024

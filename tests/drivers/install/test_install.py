@@ -35,7 +35,7 @@ from drivers.install.releases import (
     Unavailable,
     choose,
 )
-from tests.harness.ports import free_port
+from scripts.staging.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 MEMBERS = ("xray", "geoip.dat", "geosite.dat")

@@ -29,7 +29,7 @@ from drivers.process.orphans import MARK, mark, sweep
 from drivers.process.spawn import Done, find_setpriv, leashed, memory_file, run, spawn
 from node.contract.driver import Exit
 from node.errors import CoreFailed
-from tests.harness.wait import until
+from scripts.staging.wait import until
 
 ROOT = Path(__file__).parents[3]
 OWNER = ROOT

@@ -28,8 +28,8 @@ from node.contract.accounts import Change
 from node.contract.driver import Generation, Host
 from node.errors import CoreFailed
 from node.logs import LogRing
-from tests.harness.sing_box import BUILDS, VLESS, Door, config, find_sing_box, shadowsocks_2022
-from tests.harness.users import TestUser
+from scripts.staging.sing_box import BUILDS, VLESS, Door, config, find_sing_box, shadowsocks_2022
+from scripts.staging.users import TestUser
 
 TAG = "shadowsocks-2022"
 
