@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorFromThreads
@@ -30,6 +31,8 @@ from node.errors import CoreFailed
 from node.logs import LogRing
 from scripts.staging.sing_box import BUILDS, VLESS, Door, config, find_sing_box, shadowsocks_2022
 from scripts.staging.users import TestUser
+
+pytestmark = pytest.mark.core
 
 TAG = "shadowsocks-2022"
 

@@ -26,6 +26,8 @@ from scripts.staging.inbounds import NAMES, SERVER_NAME, Kind, kinds
 from scripts.staging.users import TestUser
 from tests.harness.convert import accepts, convert
 
+pytestmark = pytest.mark.core
+
 ID = "b831381d-6324-4d53-ad4f-8cda48b30811"
 KEY = "AAECAwQFBgcICQoLDA0ODw=="
 FILE = "/nowhere/written-by-the-core"
