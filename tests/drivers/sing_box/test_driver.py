@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from unittest import mock
 
+import pytest
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorFromThreads
@@ -28,9 +29,11 @@ from node.contract.accounts import Accounts, Change
 from node.contract.driver import Host
 from node.errors import CoreFailed
 from node.logs import LogRing
+from scripts.staging.sing_box import BUILDS, VLESS, Door, config, find_sing_box, shadowsocks_2022
+from scripts.staging.users import TestUser
 from tests.harness.renewing import Renewing
-from tests.harness.sing_box import BUILDS, VLESS, Door, config, find_sing_box, shadowsocks_2022
-from tests.harness.users import TestUser
+
+pytestmark = pytest.mark.core
 
 TAG = "shadowsocks-2022"
 
