@@ -25,16 +25,17 @@ from drivers.process.leash import leashed
 from node.errors import NodeError
 from node.settings import BadSettings, Settings, load
 from protos.service_pb2 import Backend, UserStat
-from tests.harness import protocols, sing_box, transfer, transports
-from tests.harness.backend import backend, user
-from tests.harness.controller import ControllerError, RestController, RpcController
-from tests.harness.core import ENVIRONMENT, client_config
-from tests.harness.echo import EchoServer
-from tests.harness.inbounds import Kind
-from tests.harness.ports import free_port
-from tests.harness.process import Child
-from tests.harness.users import TestUser
-from tests.harness.wait import accepts, until
+from scripts.staging import protocols, sing_box, transfer, transports
+from scripts.staging.backend import backend, user
+from scripts.staging.controller import ControllerError, RestController, RpcController
+from scripts.staging.core import ENVIRONMENT, client_config
+from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import Kind
+from scripts.staging.ports import free_port
+from scripts.staging.process import Child
+from scripts.staging.target import Address
+from scripts.staging.users import TestUser
+from scripts.staging.wait import accepts, until
 
 SIZE = 8 * 1024 * 1024
 # Where the user comes from: Xray never lists 127.0.0.1 as online.
@@ -51,17 +52,6 @@ VLESS = Kind("vless", protocols.vless(), transports.raw())
 
 class Failed(Exception):
     """It cannot go on; the text is for the operator."""
-
-
-@dataclass
-class Node:
-    """What a controller is given to reach the node."""
-
-    host: str
-    rest_port: int
-    grpc_port: int
-    key: str
-    pem: str
 
 
 def say(label: str, text: str) -> None:
@@ -144,7 +134,7 @@ def demonstrate(settings: Settings, shown: Shown) -> bool:
         say("left out", "it takes both interfaces, and one of them is off")
         return False
     ports = settings.rest_port, settings.grpc_port
-    node = Node(_host(settings), *ports, settings.api_key, settings.cert_file.read_text())
+    node = Address(_host(settings), *ports, settings.api_key, settings.cert_file.read_text())
     person, port = TestUser.new("demo"), free_port()
     with closing(RpcController(node)) as rpc:
         state = rpc.info().state
@@ -212,7 +202,7 @@ def _counted(rpc: RpcController, person: TestUser, reset: bool = False) -> dict[
     return {stat.type: stat.value for stat in rpc.stats(UserStat, person.email, reset=reset).stats}
 
 
-def _tell_log(node: Node) -> None:
+def _tell_log(node: Address) -> None:
     lines = RestController(node).tail(QUIET)[-LOG_LINES:]
     for label, line in zip(["log"] + [""] * LOG_LINES, lines, strict=False):
         say(label, line)

@@ -16,22 +16,32 @@ import pytest
 from hypothesis import settings
 from twisted.trial.unittest import TestCase
 
+from drivers.install.releases import SING_BOX, XRAY
 from protos import service_pb2
-from tests.harness import background, certs, transfer
-from tests.harness.backend import user
-from tests.harness.controller import Controller, RestController, RpcController
-from tests.harness.core import Json, XrayClient
-from tests.harness.cover import CoverServer
-from tests.harness.echo import EchoServer
-from tests.harness.grounds import GROUNDS, XRAY, Ground
-from tests.harness.inbounds import SERVER_NAME, Kind, kinds
-from tests.harness.node import NodeProcess
-from tests.harness.ports import free_port
-from tests.harness.users import TestUser
+from scripts.staging import background, certs, transfer
+from scripts.staging.backend import user
+from scripts.staging.controller import Controller, RestController, RpcController
+from scripts.staging.core import Json, XrayClient, find_xray
+from scripts.staging.cover import CoverServer
+from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import SERVER_NAME, Kind, kinds
+from scripts.staging.node import NodeProcess
+from scripts.staging.ports import free_port
+from scripts.staging.sing_box import find_sing_box
+from scripts.staging.users import TestUser
+from tests.harness import grounds
+from tests.harness.grounds import GROUNDS, Ground
 
 # Machines differ, and are busy: a property holds or not, however long it takes.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+# For `scripts/test --fast`: a look at each property, not a search.
+settings.register_profile("brief", deadline=None, max_examples=15)
+
+_LIVE = Path(__file__).parent / "live"
+# Where a test without the mark looks for cores; the path is in its failure's text.
+_NOWHERE = "/this/test/lacks/the/mark/core"
+_coreless = pytest.MonkeyPatch()
 
 # Xray never lists 127.0.0.1 as online.
 SOURCE = "127.0.0.2"
@@ -48,7 +58,7 @@ class Place:
     kind: Kind
     tag: str
     port: int = field(default_factory=free_port)
-    ground: Ground = XRAY
+    ground: Ground = grounds.XRAY
 
     @property
     def inbound(self) -> Json:
@@ -68,7 +78,7 @@ def run(
 ) -> service_pb2.BaseInfoResponse:
     """Start a backend with these inbounds, all of one core, and users; `extra` is as in `Ground.backend`."""
     places = list(places)
-    ground = places[0].ground if places else XRAY
+    ground = places[0].ground if places else grounds.XRAY
     return controller.start(ground.backend([place.inbound for place in places], users, **extra))
 
 
@@ -142,6 +152,25 @@ def control(node: NodeProcess, transport: str) -> Iterator[RestController | RpcC
     """A controller of the node, over "rest" or "grpc"."""
     with closing(TRANSPORTS[transport](node)) as controller:
         yield controller
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(_LIVE):
+            item.add_marker(pytest.mark.core)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test without the mark `core` finds none, in every run: what `scripts/test --fast` leaves in needs none."""
+    _coreless.undo()
+    if item.get_closest_marker("core") is None:
+        _coreless.delenv("TXNODE_TEST_XRAY", raising=False)
+        for core in (XRAY, SING_BOX):
+            _coreless.setenv(core.variable("EXECUTABLE_PATH"), _NOWHERE)
+        find_xray.cache_clear()
+        find_sing_box.cache_clear()
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from node.backend.roster import Roster
 from protos import xray_pb2
 from protos.service_pb2 import User
 from scripts.bench.stage import timed
-from tests.harness.core import ENVIRONMENT, find_xray
+from scripts.staging.core import ENVIRONMENT, find_xray
 
 IN_FLIGHT = 64
 _ADD = "xray.app.proxyman.command.AddUserOperation"

@@ -18,12 +18,12 @@ from contextlib import contextmanager
 
 from protos.service_pb2 import Backend, User
 from scripts.bench.stage import Links, Stage, machine, stage, timed
-from tests.harness import certs
-from tests.harness.backend import backend_config, user
-from tests.harness.core import XrayClient
-from tests.harness.inbounds import SERVER_NAME, Kind, kinds
-from tests.harness.ports import free_port
-from tests.harness.users import TestUser
+from scripts.staging import certs
+from scripts.staging.backend import backend_config, user
+from scripts.staging.core import XrayClient
+from scripts.staging.inbounds import SERVER_NAME, Kind, kinds
+from scripts.staging.ports import free_port
+from scripts.staging.users import TestUser
 
 FIVE = "vless-raw+vmess-raw+trojan-tls+shadowsocks-chacha20+shadowsocks-2022-aes-128"
 NAMES = (

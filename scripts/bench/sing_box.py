@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from pathlib import Path
 
 import psutil
 
 from protos.service_pb2 import User
-from scripts.bench.stage import LIVE, Links, answers, machine, timed
-from tests.harness import socks
-from tests.harness.box import Box, box_of, client
-from tests.harness.echo import EchoServer
-from tests.harness.sing_box import BUILDS, VLESS, Door, Way, backend, shadowsocks_2022
-from tests.harness.users import TestUser
+from scripts.bench.stage import LIVE, Links, Stage, answers, machine, stage, timed
+from scripts.staging import socks
+from scripts.staging.echo import EchoServer
+from scripts.staging.ports import free_port
+from scripts.staging.sing_box import BUILDS, VLESS, Door, SingBoxClient, Way, backend, find_sing_box, shadowsocks_2022
+from scripts.staging.users import TestUser
 
 ROUNDS = 3
 SIZES = (1, 1_000, 10_000, 50_000)
@@ -33,50 +31,49 @@ SIZES = (1, 1_000, 10_000, 50_000)
 
 def main(sizes: list[int]) -> None:
     print(machine())
-    with EchoServer() as echo, tempfile.TemporaryDirectory() as work:
-        for build in BUILDS:
-            directory = Path(work) / build
-            directory.mkdir()
-            with box_of(build, directory) as box:
-                for way in (shadowsocks_2022(), VLESS):
-                    table(box, way, echo, sizes)
+    for build, core in BUILDS.items():
+        executable = find_sing_box(build)
+        with stage(SING_BOX_EXECUTABLE_PATH=str(executable)) as on:
+            on.node.core = executable.resolve()
+            for way in (shadowsocks_2022(), VLESS):
+                print(f"\n{way.name}, {core.label}; ms, {LIVE} live connections")
+                table(on, way, sizes)
 
 
-def table(box: Box, way: Way, echo: EchoServer, sizes: list[int]) -> None:
-    print(f"\n{way.name}, sing-box {BUILDS[box.build].label}; ms, {LIVE} live connections")
+def table(on: Stage, way: Way, sizes: list[int]) -> None:
     columns = ("users", "Start", "RSS MiB", "added", "dark", "drops", "changed", "drops", "removed", "drops")
     print(" ".join(f"{name:>8}" for name in columns))
     for size in sizes:
-        print(" ".join(f"{figure:>8.0f}" for figure in (size, *row(box, way, echo, size))), flush=True)
+        print(" ".join(f"{figure:>8.0f}" for figure in (size, *row(on, way, size))), flush=True)
 
 
-def row(box: Box, way: Way, echo: EchoServer, size: int) -> list[float]:
+def row(on: Stage, way: Way, size: int) -> list[float]:
     door, live = Door(way), TestUser.new("live")
     users = [door.user(live), *(door.user(TestUser.new(f"{number}.user")) for number in range(1, size))]
     starts = []
     for _ in range(ROUNDS):
-        box.controller.stop()
-        starts.append(timed(lambda: box.controller.start(backend(door.inbounds, users))))
-    (core,) = box.node.core_pids()
-    memory = psutil.Process(core).memory_info().rss / 2**20
-    with client((door, live)) as (proxy,):
+        on.controller.stop()
+        starts.append(timed(lambda: on.controller.start(backend(door.inbounds, users))))
+    memory = psutil.Process(on.core).memory_info().rss / 2**20
+    proxy = free_port()
+    with SingBoxClient({proxy: door.outbounds(live)}):
         darkness: list[float] = []
 
         def add(number: int) -> float:
-            with dark(proxy, echo) as found:
-                seconds = sync(box, door.user(TestUser.new(f"{number}.new")))
+            with dark(proxy, on.echo) as found:
+                seconds = sync(on, door.user(TestUser.new(f"{number}.new")))
             darkness.extend(found)
             return seconds
 
-        added = each(proxy, echo, add)
-        changed = each(proxy, echo, lambda number: sync(box, door.user(TestUser.new(f"{number}.new"))))
-        removed = each(proxy, echo, lambda number: sync(box, User(email=f"{number}.new")))
+        added = each(proxy, on.echo, add)
+        changed = each(proxy, on.echo, lambda number: sync(on, door.user(TestUser.new(f"{number}.new"))))
+        removed = each(proxy, on.echo, lambda number: sync(on, User(email=f"{number}.new")))
     first = [1000 * statistics.median(starts), memory]
     return [*first, added[0], 1000 * statistics.median(darkness), added[1], *changed, *removed]
 
 
-def sync(box: Box, user: User) -> float:
-    return timed(lambda: box.controller.sync_user(user))
+def sync(on: Stage, user: User) -> float:
+    return timed(lambda: on.controller.sync_user(user))
 
 
 def each(proxy: int, echo: EchoServer, work: Callable[[int], float]) -> tuple[float, float]:

@@ -20,17 +20,17 @@ from typing import NamedTuple
 
 from scripts.bench.stage import machine, stage, timed
 from scripts.bench.stats import core_asking, used
-from tests.harness import certs, socks
-from tests.harness.acceptor import Acceptor
-from tests.harness.backend import backend, user
-from tests.harness.certs import Certificate
-from tests.harness.core import XrayClient
-from tests.harness.cover import CoverServer
-from tests.harness.inbounds import Kind
-from tests.harness.ports import free_port
-from tests.harness.protocols import VISION, vless
-from tests.harness.transports import reality
-from tests.harness.users import TestUser
+from scripts.staging import certs, socks
+from scripts.staging.acceptor import Acceptor
+from scripts.staging.backend import backend, user
+from scripts.staging.certs import Certificate
+from scripts.staging.core import XrayClient
+from scripts.staging.cover import CoverServer
+from scripts.staging.inbounds import Kind
+from scripts.staging.ports import free_port
+from scripts.staging.protocols import VISION, vless
+from scripts.staging.transports import reality
+from scripts.staging.users import TestUser
 
 ROUNDS = 5
 MB = 1_000_000

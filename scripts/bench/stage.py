@@ -19,17 +19,17 @@ from typing import NamedTuple, Self
 import psutil
 
 from protos.service_pb2 import Backend, Proxy, User, Vless
-from tests.harness import socks
-from tests.harness.backend import backend_config, user
-from tests.harness.controller import RpcController
-from tests.harness.core import XrayClient, find_xray
-from tests.harness.echo import EchoServer
-from tests.harness.inbounds import Kind
-from tests.harness.node import NodeProcess
-from tests.harness.ports import free_port
-from tests.harness.protocols import vless
-from tests.harness.transports import raw
-from tests.harness.users import TestUser
+from scripts.staging import socks
+from scripts.staging.backend import backend_config, user
+from scripts.staging.controller import RpcController
+from scripts.staging.core import XrayClient, find_xray
+from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import Kind
+from scripts.staging.node import NodeProcess
+from scripts.staging.ports import free_port
+from scripts.staging.protocols import vless
+from scripts.staging.transports import raw
+from scripts.staging.users import TestUser
 
 KIND = Kind("vless-raw", vless(), raw())
 # Connections that are open through the core while its users change.

@@ -7,6 +7,8 @@ whose users everybody has moved bytes, none of which were delivered: its ledger 
 
 from __future__ import annotations
 
+import http.client
+import ssl
 import statistics
 import sys
 import time
@@ -24,8 +26,8 @@ from protos.service_pb2 import StatRequest, StatResponse, UsersStat, UserStat
 from scripts.bench.load import PAYLOAD, Load, loading
 from scripts.bench.stage import Backing, Stage, backing, machine, stage
 from scripts.bench.ticker import ticking
-from tests.harness.rest import Rest
-from tests.harness.rpc import Rpc
+from scripts.staging.rpc import Rpc
+from scripts.staging.target import credentials
 
 SIZES = (10_000, 50_000)
 ROUNDS = 5
@@ -191,11 +193,11 @@ def took(work: Callable[[], object]) -> Took:
 @contextmanager
 def asking(on: Stage) -> Iterator[tuple[Callable[[StatRequest], StatResponse], Callable[[StatRequest], StatResponse]]]:
     """GetStats over gRPC and over REST, each on a connection that stays."""
-    rest = Rest(on.node)
-    connection = rest.connection()
+    pinned = ssl.create_default_context(cadata=on.node.pem)
+    connection = http.client.HTTPSConnection(on.node.host, on.node.rest_port, context=pinned)
+    headers = {**credentials(on.node.key, "bearer"), "Content-Type": "application/x-protobuf"}
 
     def over_rest(request: StatRequest) -> StatResponse:
-        headers = {**rest.credentials, "Content-Type": "application/x-protobuf"}
         connection.request("GET", "/stats", request.SerializeToString(), headers)
         response = connection.getresponse()
         body = response.read()

@@ -6,25 +6,14 @@ import multiprocessing
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from protos.service_pb2 import Empty
-from tests.harness.node import NodeProcess
-from tests.harness.rpc import Rpc
+from scripts.staging.node import NodeProcess
+from scripts.staging.rpc import Rpc
+from scripts.staging.target import Address
 
 INTERVAL = 0.005
-
-
-@dataclass
-class Address:
-    """All that a call of a node needs."""
-
-    host: str
-    rest_port: int
-    grpc_port: int
-    key: str
-    pem: str
 
 
 class Ticker:

@@ -34,7 +34,7 @@ from scripts.bench.stage import (
     stage,
 )
 from scripts.bench.start import starts
-from tests.harness.rest import credentials
+from scripts.staging.target import credentials
 
 SIZES = ("1000", "10000", "50000", "10000x5")
 # Users of one stream, and users sent one after the other, each when the one before him was in force.

@@ -19,11 +19,11 @@ from drivers.xray.api import HANDLER, STATS
 from protos import xray_pb2
 from scripts.bench import bare
 from scripts.bench.stage import machine, timed
-from tests.harness import certs
-from tests.harness.backend import backend_config, user
-from tests.harness.inbounds import NAMES, SERVER_NAME, Kind, kinds
-from tests.harness.ports import free_port
-from tests.harness.users import TestUser
+from scripts.staging import certs
+from scripts.staging.backend import backend_config, user
+from scripts.staging.inbounds import NAMES, SERVER_NAME, Kind, kinds
+from scripts.staging.ports import free_port
+from scripts.staging.users import TestUser
 
 SIZES = (1_000, 10_000, 40_000)
 # How many users come and go; fewer where each of them is dear.

@@ -75,6 +75,7 @@ def test_any_text_has_as_many_hints_as_inbounds(text: str, inbounds: int) -> Non
     assert len(hints(text, inbounds)) == inbounds
 
 
+@pytest.mark.core
 def test_deep_nesting() -> None:
     """A text that the core takes although it is nested deeper than Python reads says nothing."""
     text = '{"ignored": ' + "[" * 3000 + "]" * 3000 + "}"
@@ -82,6 +83,7 @@ def test_deep_nesting() -> None:
     assert hints(text, 0) == []
 
 
+@pytest.mark.core
 def test_an_open_comment_at_the_end() -> None:
     """A comment that never ends is a comment up to the end, as the core has it, and costs no more than its length."""
     text = "{} " + "/* " * 50_000

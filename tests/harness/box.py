@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protos import service_pb2
-from tests.harness import transfer
-from tests.harness.controller import RpcController
-from tests.harness.echo import EchoServer
-from tests.harness.node import NodeProcess
-from tests.harness.ports import free_port
-from tests.harness.sing_box import Door, SingBoxClient, find_sing_box
-from tests.harness.users import TestUser
-from tests.harness.wait import until
+from scripts.staging import transfer
+from scripts.staging.controller import RpcController
+from scripts.staging.echo import EchoServer
+from scripts.staging.node import NodeProcess
+from scripts.staging.ports import free_port
+from scripts.staging.sing_box import Door, SingBoxClient, find_sing_box
+from scripts.staging.users import TestUser
+from scripts.staging.wait import until
 
 
 @dataclass

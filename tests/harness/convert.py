@@ -7,7 +7,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests.harness.core import ENVIRONMENT, find_xray
+from scripts.staging.core import ENVIRONMENT, find_xray
 
 
 @functools.cache

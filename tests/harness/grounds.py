@@ -11,11 +11,11 @@ from pathlib import Path
 from drivers.xray.api import Api
 from node.state.directory import StateDirectory
 from protos import service_pb2
-from tests.harness.backend import backend_config
-from tests.harness.core import Json, find_xray
-from tests.harness.inbounds import Kind
-from tests.harness.sing_box import find_sing_box
-from tests.harness.users import TestUser
+from scripts.staging.backend import backend_config
+from scripts.staging.core import Json, find_xray
+from scripts.staging.inbounds import Kind
+from scripts.staging.sing_box import find_sing_box
+from scripts.staging.users import TestUser
 
 
 @dataclass(frozen=True)

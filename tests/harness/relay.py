@@ -6,8 +6,8 @@ import contextlib
 import socket
 import threading
 
-from tests.harness.acceptor import Acceptor, wake
-from tests.harness.ports import free_port
+from scripts.staging.acceptor import Acceptor, wake
+from scripts.staging.ports import free_port
 
 
 class Relay(Acceptor):

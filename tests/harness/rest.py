@@ -5,27 +5,15 @@ from __future__ import annotations
 import http.client
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 
 from protos import service_pb2
-from tests.harness.acceptor import wake
+from scripts.staging.acceptor import wake
+from scripts.staging.target import Dialect, Target, credentials
 
-Dialect = Literal["bearer", "x-api-key"]
 M = TypeVar("M", bound=Message)
-
-
-class Target(Protocol):
-    """A node to call: `NodeProcess`, or anything that has its address, certificate and key."""
-
-    host: str
-    rest_port: int
-    grpc_port: int
-    key: str
-
-    @property
-    def pem(self) -> str: ...
 
 
 class Response(NamedTuple):
@@ -152,13 +140,6 @@ class LogStream:
     def close(self) -> None:
         self._closed = True
         wake(self._socket)
-
-
-def credentials(key: str, dialect: Dialect) -> dict[str, str]:
-    """The header or metadata that carries the key in this dialect; nothing for an empty key."""
-    if not key:
-        return {}
-    return {"authorization": f"Bearer {key}"} if dialect == "bearer" else {"x-api-key": key}
 
 
 def delimited(messages: Iterable[service_pb2.UsersChunk]) -> Iterator[bytes]:

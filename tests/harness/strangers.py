@@ -14,7 +14,7 @@ from h2.connection import H2Connection
 from h2.events import Event, StreamEnded, StreamReset
 from h2.exceptions import ProtocolError
 
-from tests.harness.process import Child
+from scripts.staging.process import Child
 
 # Rounds of ten bare connections and a handshake, each told by a line.
 _KNOCK = """\

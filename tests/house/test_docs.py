@@ -18,9 +18,9 @@ from node.api.methods import METHODS
 from node.certificate import ensure, ensure_api_key
 from node.errors import KINDS
 from node.tap import SETTINGS
+from scripts.staging.node import NodeProcess
+from scripts.staging.ports import free_port
 from tests.harness.curl import programs_with_curl
-from tests.harness.node import NodeProcess
-from tests.harness.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
@@ -80,6 +80,7 @@ def clone(tmp_path: Path) -> Iterator[Clone]:
         yield place
 
 
+@pytest.mark.core
 def test_the_curl_example_prints_what_the_node_is(clone: Clone) -> None:
     """The block that asks with curl runs as it stands, and prints the state and the node's version."""
     programs = programs_with_curl(clone.directory / "bin")
@@ -88,6 +89,7 @@ def test_the_curl_example_prints_what_the_node_is(clone: Clone) -> None:
     assert f'version: "{__version__}"' in printed
 
 
+@pytest.mark.core
 def test_the_python_example_runs_a_core(clone: Clone) -> None:
     """The block in Python runs as it stands: the core starts, the user has both rows of zeros, the core stops."""
     (clone.directory / "example.py").write_text(clone.here(example("python", "import grpc")))
@@ -98,6 +100,7 @@ def test_the_python_example_runs_a_core(clone: Clone) -> None:
     assert not clone.node.core_pids()
 
 
+@pytest.mark.core
 def test_the_client_example_asks_the_node(clone: Clone) -> None:
     """So does the block with the client: state, a refusal with its word, and a line of the log."""
     (clone.directory / "client.py").write_text(clone.here(example("python", "node.client")))

@@ -15,18 +15,18 @@ import pytest
 
 from node.api.framing import delimited as cut
 from protos import service_pb2
-from tests.harness import certs, socks, transfer
-from tests.harness.backend import chunks, user
-from tests.harness.core import Xray, XrayClient, server_config
-from tests.harness.cover import CoverServer
-from tests.harness.echo import EchoServer
-from tests.harness.inbounds import NAMES, SERVER_NAME, Kind, kinds, with_users
-from tests.harness.node import NodeProcess
-from tests.harness.ports import free_port
-from tests.harness.process import Child
+from scripts.staging import certs, socks, transfer
+from scripts.staging.backend import chunks, user
+from scripts.staging.core import Xray, XrayClient, server_config
+from scripts.staging.cover import CoverServer
+from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import NAMES, SERVER_NAME, Kind, kinds, with_users
+from scripts.staging.node import NodeProcess
+from scripts.staging.ports import free_port
+from scripts.staging.process import Child
+from scripts.staging.users import TestUser, shadowsocks_2022_key
+from scripts.staging.wait import until
 from tests.harness.rest import delimited
-from tests.harness.users import TestUser, shadowsocks_2022_key
-from tests.harness.wait import until
 
 USER = TestUser.new("42")
 STRANGER = TestUser.new("43")
@@ -61,6 +61,7 @@ def server(kind: Kind, port: int, cover: CoverServer) -> Iterator[Xray]:
         yield running
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", NAMES)
 def test_kind_carries(name: str, all_kinds: Mapping[str, Kind], cover: CoverServer, echo: EchoServer) -> None:
     """A user of the inbound reaches the destination over TCP and UDP with every byte right, in both directions."""
@@ -75,6 +76,7 @@ def test_kind_carries(name: str, all_kinds: Mapping[str, Kind], cover: CoverServ
             transfer.udp_echo(association, PAYLOAD[:1000], echo)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("name", NAMES)
 def test_kind_keeps_out(name: str, all_kinds: Mapping[str, Kind], cover: CoverServer, echo: EchoServer) -> None:
     """A user whom the inbound does not know reaches nothing, where one whom it knows goes through."""
@@ -116,6 +118,7 @@ def test_ports_are_given_once() -> None:
     assert all(10_000 <= port < beyond for port in ports)
 
 
+@pytest.mark.core
 def test_refused_config_is_told() -> None:
     """A core that does not start fails the test with its own words, at once."""
     with pytest.raises(AssertionError, match="unknown config id: nonsense"):
@@ -161,6 +164,7 @@ def test_chunks_on_the_wire() -> None:
     assert [service_pb2.UsersChunk.FromString(body) for body in cut(b"".join(delimited(sent)))] == sent
 
 
+@pytest.mark.core
 def test_node_that_ends_is_told(tmp_path: Path) -> None:
     """A node that does not come up fails the test with its own words, without waiting for the deadline."""
     before = time.monotonic()

@@ -45,6 +45,8 @@ ROOMS: dict[str, set[str]] = {
 }
 # The wiring: `tap` puts the node together, `registry` names the drivers.
 WIRING = {"node.tap", "drivers.registry"}
+# What a stage to try the node on takes of ours: what a controller has, and where cores are found.
+STAGING = {"scripts.staging", "protos", "drivers.install", "node.client", "node.aio", "node.api.auth", "node.errors"}
 
 
 def name_of(path: Path) -> str:
@@ -165,6 +167,31 @@ def test_only_the_wiring_knows_which_cores_there_are() -> None:
     """The node knows what a driver is, not which ones there are; a new core is one line of the registry."""
     found = {(name, target) for name in modules() for target in own_imports(name) if within(name, "node")}
     assert {pair for pair in found if within(pair[1], "drivers")} == {("node.tap", "drivers.registry")}
+
+
+@functools.cache
+def programs() -> dict[str, ast.Module]:
+    """The syntax trees of `scripts/` by module, of commands without an ending too."""
+    files = [path for path in (ROOT / "scripts").rglob("*") if path.is_file() and path.suffix in ("", ".py")]
+    texts = {path: path.read_text() for path in files}
+    python = {path for path in files if path.suffix or texts[path].startswith("#!/usr/bin/env python")}
+    return {name_of(path): ast.parse(texts[path], str(path)) for path in python}
+
+
+@pytest.mark.parametrize("name", sorted(programs()))
+def test_scripts_do_not_know_the_tests(name: str) -> None:
+    """Nothing in `scripts/` imports a test; the stage knows neither who plays on it nor the inside of the node."""
+    found = {
+        target for target in imported(programs()[name]) if target.split(".")[0] in ROOMS.keys() | {"scripts", "tests"}
+    }
+    assert not {target for target in found if within(target, "tests")}
+    if within(name, "scripts.staging"):
+        assert not {target for target in found if not any(within(target, place) for place in STAGING)}
+
+
+def test_the_scripts_are_read() -> None:
+    """The rule above looks at the real ones."""
+    assert {"scripts.demo", "scripts.docs", "scripts.bench.stage", "scripts.staging.node"} <= programs().keys()
 
 
 def named(tree: ast.Module) -> Iterator[str]:

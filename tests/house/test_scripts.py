@@ -1,6 +1,6 @@
-"""`scripts/run` from outside: what it shows the first time, what it says, and that nothing of it is left behind.
+"""The scripts from outside: what `scripts/run` shows and says, that nothing of it is left, what `scripts/test` runs.
 
-It runs in this checkout, with this environment's packages, and with a state and ports of its own.
+`scripts/run` runs in this checkout, with this environment's packages, and with a state and ports of its own.
 """
 
 from __future__ import annotations
@@ -11,19 +11,21 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
 import pytest
 
+from drivers.install.releases import InstallError
 from node.tap import SETTINGS
-from tests.harness.core import find_xray
+from scripts.staging.core import find_xray
+from scripts.staging.ports import free_port
+from scripts.staging.process import Child
+from scripts.staging.sing_box import find_sing_box
 from tests.harness.curl import programs_with_curl
-from tests.harness.ports import free_port
-from tests.harness.process import Child
 
-_SCRIPT = Path(__file__).parents[2] / "scripts" / "run"
+_SCRIPTS = Path(__file__).parents[2] / "scripts"
 _SIZE = 8 * 1024 * 1024
 
 # Tests that run in the background of a shell ignore SIGINT, their children inherit that, and bash cannot undo it.
@@ -38,7 +40,7 @@ class Run(Child):
     """`scripts/run` with these arguments, called from a directory that is not the clone."""
 
     def __init__(self, environment: Mapping[str, str], *arguments: str) -> None:
-        command = [sys.executable, "-c", _WITH_CTRL_C, str(_SCRIPT), *arguments]
+        command = [sys.executable, "-c", _WITH_CTRL_C, str(_SCRIPTS / "run"), *arguments]
         super().__init__(command, environment, directory=Path(environment["STATE_DIR"]).parent)
 
     def until_line(self, beginning: str) -> str:
@@ -88,6 +90,7 @@ def _program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
+@pytest.mark.core
 def test_first_call_shows_the_main_job_and_the_second_only_serves(environment: Mapping[str, str]) -> None:
     """The first counts 8 MiB from 127.0.0.2; its curl line works when pasted; both end whole, by Ctrl-C and by TERM."""
     with Run(environment) as run:
@@ -112,6 +115,7 @@ def _number(text: str) -> int:
     return int(re.findall(r"\d[\d,]*", text)[0].replace(",", ""))
 
 
+@pytest.mark.core
 def test_ctrl_c_inside_the_demonstration_leaves_nothing(environment: Mapping[str, str]) -> None:
     """While two cores run, the node's and the client's, Ctrl-C ends both, and the backend is stopped in good order."""
     with Run(environment) as run:
@@ -120,8 +124,50 @@ def test_ctrl_c_inside_the_demonstration_leaves_nothing(environment: Mapping[str
     assert "a controller asked for it" in (Path(environment["STATE_DIR"]) / "node.log").read_text()
 
 
+@pytest.mark.core
 def test_a_taken_port_ends_the_script_with_the_nodes_words(environment: Mapping[str, str]) -> None:
     """Whoever has the port is not taken for the node."""
     with socket.create_server(("", int(environment["REST_PORT"]))), Run(environment) as run:
         assert run.wait(30) == 1
     assert re.search(rf"^txnode cannot start: .*{environment['REST_PORT']}", run.output, re.MULTILINE)
+
+
+def _tested(directory: Path, *arguments: str) -> list[str]:
+    """What `scripts/test` has a Python do that does nothing, command by command."""
+    record = directory / "record"
+    _program(directory / "bin" / "python", f'#!/bin/sh\necho "$*" >>{record}\n')
+    environment = {"PATH": os.environ["PATH"], "TXNODE_VENV": str(directory)}
+    subprocess.run([_SCRIPTS / "test", *arguments], env=environment, check=True, capture_output=True)
+    return [line.removeprefix("-m ") for line in record.read_text().splitlines()]
+
+
+def test_what_the_fast_tests_are(tmp_path: Path) -> None:
+    """With `--fast` no core is looked for or installed, and what has a mark is left out; linters and types are not."""
+    *checks, tests = _tested(tmp_path, "--fast", "tests/node", "-x")
+    assert [check.split()[0] for check in checks] == ["ruff", "ruff", "mypy"]
+    assert tests.startswith("pytest ")
+    assert "-m not core and not slow" in tests
+    assert tests.endswith(" tests/node -x")
+
+
+def test_what_all_tests_are(tmp_path: Path) -> None:
+    """Without it there are both cores first, and nothing is left out."""
+    *checks, tests = _tested(tmp_path, "tests/node", "-x")
+    assert [check.split()[0] for check in checks] == [*["drivers.install"] * 3, "ruff", "ruff", "mypy"]
+    assert tests.startswith("pytest ")
+    assert " -m " not in tests
+    assert tests.endswith(" tests/node -x")
+
+
+@pytest.mark.parametrize("find", [find_xray, find_sing_box])
+def test_no_core_without_the_mark(find: Callable[[], Path]) -> None:
+    """A test that asks for a core fails unless it says so, by what `--fast` leaves out: it is not skipped."""
+    with pytest.raises(InstallError, match="/this/test/lacks/the/mark/core"):
+        find()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("find", [find_xray, find_sing_box])
+def test_a_core_with_the_mark(find: Callable[[], Path]) -> None:
+    """With it there is one, whatever ran before."""
+    assert find().is_file()

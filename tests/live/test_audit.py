@@ -22,11 +22,11 @@ from node.contract.accounts import Change, diff
 from node.contract.driver import Host
 from node.errors import CoreFailed
 from node.logs import LogRing
+from scripts.staging import certs
+from scripts.staging.core import find_xray, server_config
+from scripts.staging.inbounds import SERVER_NAME, kinds
+from scripts.staging.users import TestUser
 from tests.conftest import Place, member
-from tests.harness import certs
-from tests.harness.core import find_xray, server_config
-from tests.harness.inbounds import SERVER_NAME, kinds
-from tests.harness.users import TestUser
 
 reactor: Any = installed
 

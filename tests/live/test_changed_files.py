@@ -11,15 +11,15 @@ import pytest
 
 from drivers.xray.executable import Files
 from drivers.xray.geo import private_geoip
+from scripts.staging import transfer
+from scripts.staging.backend import backend
+from scripts.staging.controller import Controller, RpcController
+from scripts.staging.core import find_xray
+from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import Kind
+from scripts.staging.node import NodeProcess
+from scripts.staging.users import TestUser
 from tests.conftest import Place, connection, member, run
-from tests.harness import transfer
-from tests.harness.backend import backend
-from tests.harness.controller import Controller, RpcController
-from tests.harness.core import find_xray
-from tests.harness.echo import EchoServer
-from tests.harness.inbounds import Kind
-from tests.harness.node import NodeProcess
-from tests.harness.users import TestUser
 
 ANNA = TestUser.new("anna@test")
 

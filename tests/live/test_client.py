@@ -31,15 +31,15 @@ from node.client.rpc import RpcTransport
 from node.errors import NodeError
 from node.logs import NODE_MARK
 from protos import service_pb2 as pb
-from tests.harness import background, certs
-from tests.harness.backend import backend, user
-from tests.harness.inbounds import Kind as Inbound
-from tests.harness.node import NodeProcess
-from tests.harness.ports import free_port
-from tests.harness.protocols import vless
+from scripts.staging import background, certs
+from scripts.staging.backend import backend, user
+from scripts.staging.inbounds import Kind as Inbound
+from scripts.staging.node import NodeProcess
+from scripts.staging.ports import free_port
+from scripts.staging.protocols import vless
+from scripts.staging.transports import raw
+from scripts.staging.users import TestUser
 from tests.harness.relay import Relay
-from tests.harness.transports import raw
-from tests.harness.users import TestUser
 from tests.live.test_log_streams import NUMBERED, node_with
 from tests.node.transport.test_tls import chain_of_three
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from protos.service_pb2 import UsersStat
+from scripts.staging import transfer
+from scripts.staging.controller import traffic
+from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import Kind
+from scripts.staging.node import NodeProcess
+from scripts.staging.users import TestUser
+from scripts.staging.wait import until
 from tests.conftest import Place, connection, control, member, run
-from tests.harness import transfer
-from tests.harness.controller import traffic
-from tests.harness.echo import EchoServer
-from tests.harness.inbounds import Kind
-from tests.harness.node import NodeProcess
-from tests.harness.users import TestUser
-from tests.harness.wait import until
 
 ANNA = TestUser.new("anna@test")
 DAY = 86400.0

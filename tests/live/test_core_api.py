@@ -17,17 +17,17 @@ import pytest
 
 from protos import service_pb2
 from protos.service_pb2 import UserStat
+from scripts.staging import socks, transfer
+from scripts.staging.backend import backend
+from scripts.staging.controller import Controller
+from scripts.staging.core import Json, Xray, find_xray, server_config
+from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import Kind
+from scripts.staging.node import NodeProcess
+from scripts.staging.ports import free_port
+from scripts.staging.users import TestUser
+from scripts.staging.wait import accepts, until
 from tests.conftest import Place, connection, control, gets_in, member, over, run, stays_out, way
-from tests.harness import socks, transfer
-from tests.harness.backend import backend
-from tests.harness.controller import Controller
-from tests.harness.core import Json, Xray, find_xray, server_config
-from tests.harness.echo import EchoServer
-from tests.harness.inbounds import Kind
-from tests.harness.node import NodeProcess
-from tests.harness.ports import free_port
-from tests.harness.users import TestUser
-from tests.harness.wait import accepts, until
 
 ANNA = TestUser.new("anna@test")
 NOBODY = 65534

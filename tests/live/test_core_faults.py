@@ -21,18 +21,19 @@ from node.backend.runner import MAX_CONFIG
 from node.backend.supervisor import START_TIMEOUT
 from node.state.directory import StateDirectory
 from protos.service_pb2 import Backend, BaseInfoResponse
+from scripts.staging import transfer
+from scripts.staging.controller import Controller, ControllerError, RestController
+from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import Kind
+from scripts.staging.node import NodeProcess
+from scripts.staging.process import Child
+from scripts.staging.rpc import Rpc
+from scripts.staging.target import credentials
+from scripts.staging.users import TestUser
+from scripts.staging.wait import accepts, until
 from tests.conftest import Place, connection, control, gets_in, live, member, over, run, stays_out, talking
-from tests.harness import transfer
-from tests.harness.controller import Controller, ControllerError, RestController
-from tests.harness.echo import EchoServer
 from tests.harness.grounds import FAULTS, Ground
-from tests.harness.inbounds import Kind
-from tests.harness.node import NodeProcess
-from tests.harness.process import Child
-from tests.harness.rest import Rest, credentials
-from tests.harness.rpc import Rpc
-from tests.harness.users import TestUser
-from tests.harness.wait import accepts, until
+from tests.harness.rest import Rest
 
 ANNA = TestUser.new("anna@test")
 # Where controllers take "it comes back by itself" from; a core that does not must not say it.

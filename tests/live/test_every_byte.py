@@ -16,19 +16,19 @@ import pytest
 from node.contract.counters import Row, Scope
 from node.state.database import Changes, Database
 from protos.service_pb2 import Inbounds, StatRequest, StatResponse, User, UsersStat
+from scripts.staging import transfer
+from scripts.staging.controller import Controller
+from scripts.staging.core import XrayClient
+from scripts.staging.cover import CoverServer
+from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import Kind
+from scripts.staging.node import NodeProcess
+from scripts.staging.ports import free_port
+from scripts.staging.rpc import SERVICE
+from scripts.staging.users import TestUser
+from scripts.staging.wait import accepts, until
 from tests.conftest import Place, control, member, run, settled, way
-from tests.harness import transfer
-from tests.harness.controller import Controller
-from tests.harness.core import XrayClient
-from tests.harness.cover import CoverServer
-from tests.harness.echo import EchoServer
 from tests.harness.grounds import Ground
-from tests.harness.inbounds import Kind
-from tests.harness.node import NodeProcess
-from tests.harness.ports import free_port
-from tests.harness.rpc import SERVICE
-from tests.harness.users import TestUser
-from tests.harness.wait import accepts, until
 from tests.harness.wire import GrpcWire, Wire
 
 PEOPLE = [TestUser.new(f"{name}@test") for name in ("anna", "Bert", "carl", "dora", "emil")]

@@ -35,18 +35,19 @@ from node.errors import (
 )
 from protos import service_pb2
 from protos.service_pb2 import StatRequest, StatResponse, UsersChunk
-from tests.harness.backend import chunks, user
-from tests.harness.controller import Controller, ControllerError, RestController, RpcController, refused
+from scripts.staging.backend import chunks, user
+from scripts.staging.controller import Controller, ControllerError, RestController, RpcController, refused
+from scripts.staging.inbounds import Kind as Inbound
+from scripts.staging.node import NodeProcess
+from scripts.staging.ports import free_port
+from scripts.staging.protocols import vless
+from scripts.staging.rpc import Rpc
+from scripts.staging.target import Dialect, credentials
+from scripts.staging.transports import raw
+from scripts.staging.users import TestUser
+from scripts.staging.wait import until
 from tests.harness.grounds import GROUNDS, XRAY, Ground
-from tests.harness.inbounds import Kind as Inbound
-from tests.harness.node import NodeProcess
-from tests.harness.ports import free_port
-from tests.harness.protocols import vless
-from tests.harness.rest import Dialect, Rest, credentials, delimited
-from tests.harness.rpc import Rpc
-from tests.harness.transports import raw
-from tests.harness.users import TestUser
-from tests.harness.wait import until
+from tests.harness.rest import Rest, delimited
 from tests.live.test_core_faults import as_is
 
 MEBIBYTE = 1024 * 1024

@@ -16,6 +16,17 @@ import pytest
 
 from protos import service_pb2
 from protos.service_pb2 import User, UserStat
+from scripts.staging import transfer
+from scripts.staging.acceptor import Acceptor
+from scripts.staging.backend import backend, chunks
+from scripts.staging.controller import Controller, ControllerError, RpcController
+from scripts.staging.cover import CoverServer
+from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import NAMES, SERVER_NAME, Kind, with_users
+from scripts.staging.node import NodeProcess
+from scripts.staging.ports import free_port
+from scripts.staging.users import TestUser
+from scripts.staging.wait import until
 from tests.conftest import (
     Place,
     connection,
@@ -29,18 +40,7 @@ from tests.conftest import (
     stays_out,
     talking,
 )
-from tests.harness import transfer
-from tests.harness.acceptor import Acceptor
-from tests.harness.backend import backend, chunks
-from tests.harness.controller import Controller, ControllerError, RpcController
-from tests.harness.cover import CoverServer
-from tests.harness.echo import EchoServer
 from tests.harness.grounds import Ground
-from tests.harness.inbounds import NAMES, SERVER_NAME, Kind, with_users
-from tests.harness.node import NodeProcess
-from tests.harness.ports import free_port
-from tests.harness.users import TestUser
-from tests.harness.wait import until
 
 ANNA, BERT = TestUser.new("anna@test"), TestUser.new("bert@test")
 SHADOWSOCKS_2022 = ("shadowsocks-2022-aes-128", "shadowsocks-2022-aes-256")

@@ -21,18 +21,19 @@ import pytest
 from node.logs import NODE_MARK, REPLAY
 from protos import service_pb2
 from protos.service_pb2 import Empty
-from tests.harness.backend import user
-from tests.harness.controller import Controller, LogReader, RestController, RpcController, refused
+from scripts.staging.backend import user
+from scripts.staging.controller import Controller, LogReader, RestController, RpcController, refused
+from scripts.staging.inbounds import Kind
+from scripts.staging.node import NodeProcess
+from scripts.staging.ports import free_port
+from scripts.staging.protocols import vless
+from scripts.staging.rpc import Rpc
+from scripts.staging.target import Dialect
+from scripts.staging.transports import raw
+from scripts.staging.users import TestUser
+from scripts.staging.wait import until
 from tests.harness.grounds import XRAY, Ground
-from tests.harness.inbounds import Kind
-from tests.harness.node import NodeProcess
-from tests.harness.ports import free_port
-from tests.harness.protocols import vless
-from tests.harness.rest import Dialect, Rest
-from tests.harness.rpc import Rpc
-from tests.harness.transports import raw
-from tests.harness.users import TestUser
-from tests.harness.wait import until
+from tests.harness.rest import Rest
 
 LINES = 10_000
 LONG = 4_000

@@ -10,14 +10,14 @@ import psutil
 import pytest
 
 from protos.service_pb2 import User
+from scripts.staging import transfer
+from scripts.staging.controller import Controller
+from scripts.staging.cover import CoverServer
+from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import Kind
+from scripts.staging.node import NodeProcess
+from scripts.staging.users import TestUser
 from tests.conftest import Place, connection, gets_in, member, over, run, settled, stays_out
-from tests.harness import transfer
-from tests.harness.controller import Controller
-from tests.harness.cover import CoverServer
-from tests.harness.echo import EchoServer
-from tests.harness.inbounds import Kind
-from tests.harness.node import NodeProcess
-from tests.harness.users import TestUser
 
 ANNA, BERT, CARL = (TestUser.new(f"{name}@test") for name in ("anna", "bert", "carl"))
 FIVE = ("vless-reality-vision", "vmess-raw", "trojan-tls", "shadowsocks-chacha20", "shadowsocks-2022-aes-128")

@@ -19,18 +19,19 @@ from node.api.methods import METHODS, Method
 from node.api.methods import Kind as MethodKind
 from node.backend.supervisor import START_TIMEOUT
 from protos.service_pb2 import Backend, BackendType, Empty, User, Users, UsersChunk, UsersStat
+from scripts.staging import transfer
+from scripts.staging.backend import chunks
+from scripts.staging.controller import Controller, ControllerError, RestController, RpcController, refused, traffic
+from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import Kind
+from scripts.staging.node import NodeProcess
+from scripts.staging.rpc import SERVICE, Rpc
+from scripts.staging.target import credentials
+from scripts.staging.users import TestUser
+from scripts.staging.wait import until
 from tests.conftest import Place, connection, control, gets_in, member, over, run, stays_out, talking, way
-from tests.harness import transfer
-from tests.harness.backend import chunks
-from tests.harness.controller import Controller, ControllerError, RestController, RpcController, refused, traffic
-from tests.harness.echo import EchoServer
 from tests.harness.grounds import GROUNDS, Ground
-from tests.harness.inbounds import Kind
-from tests.harness.node import NodeProcess
-from tests.harness.rest import Rest, credentials, delimited
-from tests.harness.rpc import SERVICE, Rpc
-from tests.harness.users import TestUser
-from tests.harness.wait import until
+from tests.harness.rest import Rest, delimited
 from tests.live.test_core_faults import as_is, in_state, squatter
 
 ANNA, BERT, CARL, DORA = (TestUser.new(f"{name}@test") for name in ("anna", "bert", "carl", "dora"))

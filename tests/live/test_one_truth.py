@@ -16,15 +16,15 @@ import pytest
 
 from node.client import NoReply
 from protos.service_pb2 import User, UsersStat, UserStat
+from scripts.staging.backend import chunks
+from scripts.staging.controller import Controller, ControllerError
+from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import Kind
+from scripts.staging.node import NodeProcess
+from scripts.staging.users import TestUser
+from scripts.staging.wait import until
 from tests.conftest import Place, control, gets_in, member, run, stays_out
-from tests.harness.backend import chunks
-from tests.harness.controller import Controller, ControllerError
-from tests.harness.echo import EchoServer
 from tests.harness.grounds import Ground
-from tests.harness.inbounds import Kind
-from tests.harness.node import NodeProcess
-from tests.harness.users import TestUser
-from tests.harness.wait import until
 
 PEOPLE = [TestUser.new(f"user{number}@test") for number in range(6)]
 # What a controller's connection to a node that dies ends with.

@@ -15,19 +15,19 @@ import pytest
 
 from drivers.sockets import sock_diag as diag
 from protos.service_pb2 import User
+from scripts.staging import socks, transfer
+from scripts.staging.backend import backend
+from scripts.staging.controller import Controller, ControllerError
+from scripts.staging.core import Json, XrayClient
+from scripts.staging.cover import CoverServer
+from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import Kind
+from scripts.staging.ports import free_port
+from scripts.staging.transports import Transport
+from scripts.staging.users import TestUser
+from scripts.staging.wait import until
 from tests.conftest import SOURCE, Place, gets_in, live, member, on, over, run, settled, stays_out, way
-from tests.harness import socks, transfer
-from tests.harness.backend import backend
-from tests.harness.controller import Controller, ControllerError
-from tests.harness.core import Json, XrayClient
-from tests.harness.cover import CoverServer
-from tests.harness.echo import EchoServer
 from tests.harness.grounds import Ground
-from tests.harness.inbounds import Kind
-from tests.harness.ports import free_port
-from tests.harness.transports import Transport
-from tests.harness.users import TestUser
-from tests.harness.wait import until
 
 ANNA, BERT = TestUser.new("anna@test"), TestUser.new("bert@test")
 MANY, SOME = 100, 20

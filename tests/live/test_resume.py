@@ -13,15 +13,15 @@ import psutil
 import pytest
 
 from protos.service_pb2 import Backend, UsersStat
+from scripts.staging import transfer
+from scripts.staging.controller import Controller, RestController, traffic
+from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import Kind
+from scripts.staging.node import NodeProcess
+from scripts.staging.users import TestUser
+from scripts.staging.wait import accepts, until
 from tests.conftest import Place, connection, control, gets_in, member, run, stays_out
-from tests.harness import transfer
-from tests.harness.controller import Controller, RestController, traffic
-from tests.harness.echo import EchoServer
 from tests.harness.grounds import Ground
-from tests.harness.inbounds import Kind
-from tests.harness.node import NodeProcess
-from tests.harness.users import TestUser
-from tests.harness.wait import accepts, until
 
 ANNA, BERT, CARL = (TestUser.new(f"{name}@test") for name in ("anna", "bert", "carl"))
 

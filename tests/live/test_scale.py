@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from protos.service_pb2 import Proxy, User, Vless
+from scripts.staging.controller import RpcController
+from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import Kind
+from scripts.staging.node import NodeProcess
+from scripts.staging.users import TestUser
 from tests.conftest import Place, gets_in, member, stays_out
-from tests.harness.controller import RpcController
-from tests.harness.echo import EchoServer
 from tests.harness.grounds import SING_BOX, XRAY, Ground
-from tests.harness.inbounds import Kind
-from tests.harness.node import NodeProcess
-from tests.harness.users import TestUser
 from tests.live.test_nobody_dropped import at_ease, known_to_core, undisturbed
 
 # Who is among all the others: one never changes, one comes, one goes, one has another id, one changes by himself.

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from node.state.database import Database
+from scripts.staging.inbounds import Kind
+from scripts.staging.node import NodeProcess
+from scripts.staging.users import TestUser
 from tests.conftest import Place, control, member, run
-from tests.harness.inbounds import Kind
-from tests.harness.node import NodeProcess
-from tests.harness.users import TestUser
 
 ANNA = TestUser.new("anna@test")
 ROOT = Path(__file__).parents[2]

@@ -17,15 +17,13 @@ import pytest
 
 from protos import service_pb2
 from protos.service_pb2 import Inbound, Inbounds, Outbound, UsersStat, UserStat
-from tests.conftest import talking
-from tests.harness import certs, socks, transfer
-from tests.harness.box import Box, box_of, client, gets_in, stays_in
-from tests.harness.controller import ControllerError
-from tests.harness.core import Json
-from tests.harness.cover import CoverServer
-from tests.harness.echo import EchoServer
-from tests.harness.ports import free_port
-from tests.harness.sing_box import (
+from scripts.staging import certs, socks, transfer
+from scripts.staging.controller import ControllerError
+from scripts.staging.core import Json
+from scripts.staging.cover import CoverServer
+from scripts.staging.echo import EchoServer
+from scripts.staging.ports import free_port
+from scripts.staging.sing_box import (
     BUILDS,
     SERVER_KEY,
     SERVER_NAME,
@@ -37,9 +35,11 @@ from tests.harness.sing_box import (
     tls,
     ways,
 )
-from tests.harness.socks import UdpAssociation
-from tests.harness.users import TestUser
-from tests.harness.wait import accepts, until
+from scripts.staging.socks import UdpAssociation
+from scripts.staging.users import TestUser
+from scripts.staging.wait import accepts, until
+from tests.conftest import talking
+from tests.harness.box import Box, box_of, client, gets_in, stays_in
 
 UP, DOWN = 300_000, 700_000
 

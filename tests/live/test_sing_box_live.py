@@ -12,14 +12,14 @@ import pytest
 
 from protos import service_pb2
 from protos.service_pb2 import Inbound, UserStat
+from scripts.staging import transfer
+from scripts.staging.controller import ControllerError
+from scripts.staging.echo import EchoServer
+from scripts.staging.sing_box import BUILDS, VLESS, Door, Way, backend, shadowsocks, shadowsocks_2022
+from scripts.staging.users import TestUser
+from scripts.staging.wait import accepts, until
 from tests.conftest import talking
-from tests.harness import transfer
 from tests.harness.box import Box, box_of, client, gets_in, stays_in
-from tests.harness.controller import ControllerError
-from tests.harness.echo import EchoServer
-from tests.harness.sing_box import BUILDS, VLESS, Door, Way, backend, shadowsocks, shadowsocks_2022
-from tests.harness.users import TestUser
-from tests.harness.wait import accepts, until
 
 UP, DOWN = 300_000, 700_000
 

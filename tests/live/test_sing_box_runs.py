@@ -25,10 +25,10 @@ from node.contract.accounts import Accounts, Change
 from node.contract.driver import Generation, Host
 from node.errors import CoreFailed
 from node.logs import LogRing
-from tests.harness import certs
+from scripts.staging import certs
+from scripts.staging.sing_box import BUILDS, SERVER_NAME, VLESS, Door, config, find_sing_box, shadowsocks_2022, ways
+from scripts.staging.users import TestUser
 from tests.harness.renewing import Renewing
-from tests.harness.sing_box import BUILDS, SERVER_NAME, VLESS, Door, config, find_sing_box, shadowsocks_2022, ways
-from tests.harness.users import TestUser
 
 reactor: Any = installed
 

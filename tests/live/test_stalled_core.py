@@ -11,14 +11,14 @@ from contextlib import contextmanager
 
 import pytest
 
+from scripts.staging.controller import Controller, ControllerError
+from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import Kind
+from scripts.staging.node import NodeProcess
+from scripts.staging.users import TestUser
+from scripts.staging.wait import until
 from tests.conftest import Place, gets_in, live, member, over, run, stays_out
-from tests.harness.controller import Controller, ControllerError
-from tests.harness.echo import EchoServer
 from tests.harness.grounds import Ground
-from tests.harness.inbounds import Kind
-from tests.harness.node import NodeProcess
-from tests.harness.users import TestUser
-from tests.harness.wait import until
 
 ANNA, BERT = (TestUser.new(f"{name}@test") for name in ("anna", "bert"))
 # Seconds: longer than a call to the core may take, shorter than what makes the node end it.

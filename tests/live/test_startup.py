@@ -22,17 +22,17 @@ import psutil
 import pytest
 
 from node.tap import DESCRIPTORS, SETTINGS
-from tests.harness import certs
-from tests.harness.backend import backend
-from tests.harness.controller import ControllerError, RestController, RpcController
-from tests.harness.core import find_xray
-from tests.harness.inbounds import Kind
-from tests.harness.node import NodeProcess
-from tests.harness.ports import free_port
-from tests.harness.process import Child
-from tests.harness.protocols import vless
-from tests.harness.transports import raw
-from tests.harness.wait import accepts, until
+from scripts.staging import certs
+from scripts.staging.backend import backend
+from scripts.staging.controller import ControllerError, RestController, RpcController
+from scripts.staging.core import find_xray
+from scripts.staging.inbounds import Kind
+from scripts.staging.node import NodeProcess
+from scripts.staging.ports import free_port
+from scripts.staging.process import Child
+from scripts.staging.protocols import vless
+from scripts.staging.transports import raw
+from scripts.staging.wait import accepts, until
 
 ROOT = Path(__file__).parents[2]
 TWISTD = Path(sys.executable).with_name("twistd")

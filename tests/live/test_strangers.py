@@ -9,12 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from protos.service_pb2 import Empty
-from tests.harness import certs
-from tests.harness.controller import RestController, RpcController
-from tests.harness.node import NodeProcess
-from tests.harness.rpc import Rpc
+from scripts.staging import certs
+from scripts.staging.controller import RestController, RpcController
+from scripts.staging.node import NodeProcess
+from scripts.staging.rpc import Rpc
+from scripts.staging.wait import until
 from tests.harness.strangers import blind, call, knocking, lingering
-from tests.harness.wait import until
 from tests.live.test_transport import all_of, connected, der, served
 
 

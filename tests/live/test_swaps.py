@@ -28,15 +28,15 @@ from node.contract.driver import Host
 from node.logs import LogRing
 from protos.service_pb2 import User
 from protos.xray_pb2 import InboundHandlerConfig
+from scripts.staging.core import find_xray, server_config
+from scripts.staging.inbounds import Kind
+from scripts.staging.ports import free_port
+from scripts.staging.protocols import shadowsocks_2022, vless
+from scripts.staging.transports import raw
+from scripts.staging.users import TestUser
+from scripts.staging.wait import accepts
 from tests.conftest import Place, member
-from tests.harness.core import find_xray, server_config
-from tests.harness.inbounds import Kind
-from tests.harness.ports import free_port
-from tests.harness.protocols import shadowsocks_2022, vless
 from tests.harness.renewing import Renewing
-from tests.harness.transports import raw
-from tests.harness.users import TestUser
-from tests.harness.wait import accepts
 
 reactor: Any = installed
 

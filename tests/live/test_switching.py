@@ -9,17 +9,17 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from protos.service_pb2 import Inbounds, Outbounds, StatResponse, UsersStat
+from scripts.staging import transfer
+from scripts.staging.controller import Controller, refused
+from scripts.staging.core import XrayClient
+from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import Kind
+from scripts.staging.node import NodeProcess
+from scripts.staging.ports import free_port
+from scripts.staging.users import TestUser
+from scripts.staging.wait import until
 from tests.conftest import Place, connection, control, gets_in, member, run, stays_out, talking, way
-from tests.harness import transfer
-from tests.harness.controller import Controller, refused
-from tests.harness.core import XrayClient
-from tests.harness.echo import EchoServer
 from tests.harness.grounds import GROUNDS, Ground
-from tests.harness.inbounds import Kind
-from tests.harness.node import NodeProcess
-from tests.harness.ports import free_port
-from tests.harness.users import TestUser
-from tests.harness.wait import until
 from tests.live.test_core_faults import as_is
 
 ANNA, BERT = TestUser.new("anna@test"), TestUser.new("Bert@test")

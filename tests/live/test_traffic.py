@@ -13,20 +13,20 @@ from typing import NamedTuple
 import pytest
 
 from protos.service_pb2 import Inbound, Inbounds, Outbound, Outbounds, StatType, UsersStat, UserStat
+from scripts.staging import certs, socks, transfer
+from scripts.staging.acceptor import Acceptor
+from scripts.staging.certs import Certificate
+from scripts.staging.controller import Controller, ControllerError
+from scripts.staging.core import XrayClient
+from scripts.staging.cover import CoverServer
+from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import NAMES, Kind
+from scripts.staging.node import NodeProcess
+from scripts.staging.ports import free_port
+from scripts.staging.users import TestUser
+from scripts.staging.wait import until
 from tests.conftest import SOURCE, Place, connection, control, gets_in, member, over, run, settled, stays_out, way
-from tests.harness import certs, socks, transfer
-from tests.harness.acceptor import Acceptor
-from tests.harness.certs import Certificate
-from tests.harness.controller import Controller, ControllerError
-from tests.harness.core import XrayClient
-from tests.harness.cover import CoverServer
-from tests.harness.echo import EchoServer
 from tests.harness.grounds import Ground
-from tests.harness.inbounds import NAMES, Kind
-from tests.harness.node import NodeProcess
-from tests.harness.ports import free_port
-from tests.harness.users import TestUser
-from tests.harness.wait import until
 
 # What Xray leaves out of an inbound's downlink, for a connection.
 UNCOUNTED = 8192

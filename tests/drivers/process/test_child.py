@@ -32,7 +32,7 @@ from drivers.process.orphans import MARK, mark, sweep
 from drivers.process.spawn import Done, Spawner, by_setpriv, memory_file
 from node.contract.driver import Exit
 from node.errors import CoreFailed
-from tests.harness.wait import until
+from scripts.staging.wait import until
 
 reactor: Any = installed
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import psutil
 
-from tests.harness.sing_box import BUILDS, find_sing_box
-from tests.harness.wait import until
+from scripts.staging.sing_box import BUILDS, find_sing_box
+from scripts.staging.wait import until
 
 ROOT = Path(__file__).parents[3]
 # The node's part: each line of arguments is a kind of core, its executable and a configuration for it to look at.

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from twisted.internet import reactor as installed
+import pytest
+from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.trial.unittest import TestCase
@@ -29,9 +30,11 @@ from node.contract.accounts import Accounts, Change
 from node.contract.driver import Host
 from node.errors import CoreFailed
 from node.logs import LogRing
+from scripts.staging.sing_box import BUILDS, VLESS, Door, config, find_sing_box, shadowsocks_2022
+from scripts.staging.users import TestUser
 from tests.harness.renewing import Renewing
-from tests.harness.sing_box import BUILDS, VLESS, Door, config, find_sing_box, shadowsocks_2022
-from tests.harness.users import TestUser
+
+pytestmark = pytest.mark.core
 
 reactor: Any = installed
 

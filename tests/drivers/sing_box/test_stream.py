@@ -15,7 +15,7 @@ from drivers.sing_box.config import Endpoint
 from drivers.sing_box.fronts import Fronts
 from drivers.sing_box.tally import CLOSED
 from protos.sing_box_pb2 import Connection, ConnectionEvent, ConnectionEvents, Status, Subscription
-from tests.harness.ports import free_port
+from scripts.staging.ports import free_port
 
 # Ended connections that the core lists, and what each carries.
 REMEMBERED, EACH = 300, 100

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from drivers.sockets.connections import Ports, peers
 from drivers.sockets.listeners import survey
 from drivers.sockets.steering import Steering, Unsteerable
-from tests.harness.ports import free_port
+from scripts.staging.ports import free_port
+from scripts.staging.wait import until
 from tests.harness.steered import Greeter, Visitors, ask, meet
-from tests.harness.wait import until
 
 HOST = "127.0.0.1"
 NAMES = "abcdefghijklmnopqrstuvwxyz"

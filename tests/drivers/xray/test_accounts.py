@@ -102,6 +102,7 @@ PAIRS: list[tuple[Inbound, pb.User, Callable[[], bytes]]] = [
 ]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(("inbound", "person", "core"), PAIRS, ids=lambda value: getattr(value, "protocol", ""))
 def test_accounts_are_the_cores_own(inbound: Inbound, person: pb.User, core: Callable[[], bytes]) -> None:
     """A supplied user becomes byte for byte the message that the core makes of the same client in its JSON."""
@@ -109,6 +110,7 @@ def test_accounts_are_the_cores_own(inbound: Inbound, person: pb.User, core: Cal
     assert ours == theirs
 
 
+@pytest.mark.core
 def test_vmess() -> None:
     """A VMess account has the id as a UUID; the core's own conversion adds only the client's cipher."""
     account = build(Inbound("in", "vmess"), user(vmess=pb.Vmess(id=ID.upper())))
@@ -154,12 +156,14 @@ def core_id(text: str) -> str:
     ).id
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("text", [*HASHED, *SPELLED])
 def test_ids_as_the_core_reads_them(text: str) -> None:
     """UUIDs in any case, with or without hyphens, and short texts that are hashed, are the core's own ids."""
     assert parse_uuid(text)[0] == core_id(text)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     "text",
     ["x" * 31, "ü" * 16, "x" * 37, ID[:-1] + "g", f"{{{ID}}}", f"urn:uuid:{ID}", "b-831381d63244d53ad4f8cda48b30811"],

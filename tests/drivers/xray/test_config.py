@@ -19,12 +19,14 @@ from node.contract.accounts import Accounts
 from node.errors import InvalidConfig
 from protos import xray_pb2
 from protos.xray_pb2 import Config, InboundHandlerConfig, TypedMessage
-from tests.harness import certs
-from tests.harness.backend import user
+from scripts.staging import certs
+from scripts.staging.backend import user
+from scripts.staging.core import Json
+from scripts.staging.inbounds import NAMES, SERVER_NAME, Kind, kinds
+from scripts.staging.users import TestUser
 from tests.harness.convert import accepts, convert
-from tests.harness.core import Json
-from tests.harness.inbounds import NAMES, SERVER_NAME, Kind, kinds
-from tests.harness.users import TestUser
+
+pytestmark = pytest.mark.core
 
 ID = "b831381d-6324-4d53-ad4f-8cda48b30811"
 KEY = "AAECAwQFBgcICQoLDA0ODw=="

@@ -124,6 +124,7 @@ def test_what_is_private() -> None:
         assert not known(outside), outside
 
 
+@pytest.mark.core
 def test_the_core_reads_it(tmp_path: Path) -> None:
     """Without a list the core refuses `geoip:private`; with ours it knows that and nothing else."""
     assert refuses(routed("geoip:private"), tmp_path)

@@ -33,8 +33,8 @@ from node.transport.rpc import RpcServer
 from node.transport.site import Site
 from node.transport.tls import Certificates
 from protos.service_pb2 import Stat, StatResponse
-from tests.harness import certs
-from tests.harness.ports import free_port
+from scripts.staging import certs
+from scripts.staging.ports import free_port
 from tests.harness.wire import GrpcWire, Wire
 from tests.node.transport.test_rest import FakeBackend, until
 

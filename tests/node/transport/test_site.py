@@ -30,7 +30,7 @@ from node.logs import COALESCE, LogRing
 from node.transport.rest import HEARTBEAT, make_app
 from node.transport.site import DEAD_AFTER, Limits, Site
 from node.transport.tls import Certificates
-from tests.harness import certs
+from scripts.staging import certs
 from tests.node.transport.test_rest import FakeBackend
 
 reactor: Any = installed

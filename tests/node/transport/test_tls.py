@@ -39,7 +39,7 @@ from twisted.web.server import Site
 from node.certificate import ensure
 from node.transport import tls
 from node.transport.tls import BadPair, Certificates, CertificateWatch, read_pair
-from tests.harness.ports import free_port
+from scripts.staging.ports import free_port
 
 pytestmark = pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated")
 

@@ -14,14 +14,14 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from drivers.install import install
 from drivers.install.releases import SING_BOX_BUILT, SING_BOX_WHEEL, Core
 from protos import service_pb2
-from tests.harness import cover
-from tests.harness.certs import Certificate
-from tests.harness.core import ENVIRONMENT, Json
-from tests.harness.ports import free_port
-from tests.harness.process import Child
-from tests.harness.protocols import VISION
-from tests.harness.users import TestUser, shadowsocks_2022_key
-from tests.harness.wait import accepts, bound
+from scripts.staging import cover
+from scripts.staging.certs import Certificate
+from scripts.staging.core import ENVIRONMENT, Json
+from scripts.staging.ports import free_port
+from scripts.staging.process import Child
+from scripts.staging.protocols import VISION
+from scripts.staging.users import TestUser, shadowsocks_2022_key
+from scripts.staging.wait import accepts, bound
 
 BUILDS: Mapping[str, Core] = {"built": SING_BOX_BUILT, "wheel": SING_BOX_WHEEL}
 SERVER_NAME = "proxy.test"
@@ -36,7 +36,7 @@ def find_sing_box(build: str = "built") -> Path:
     found = install.find(core, pinned=True)
     if found is None:
         command = f"python -m drivers.install sing-box --version {core.release}"
-        raise install.InstallError(f"the tests need {core.label}: run `{command}`")
+        raise install.InstallError(f"this needs {core.label}: run `{command}`")
     return found
 
 

@@ -19,12 +19,12 @@ from node.client import DEADLINE, Client, LogStream, NoReply, Target, connect
 from node.errors import NodeError
 from protos import service_pb2
 from protos.service_pb2 import BackendStatsResponse, BaseInfoResponse, Empty, StatResponse
-from tests.harness import background
-from tests.harness.node import TRAFFIC_INTERVAL
-from tests.harness.rest import Dialect as Speech
-from tests.harness.rest import Target as Where
-from tests.harness.rpc import Rpc
-from tests.harness.wait import until
+from scripts.staging import background
+from scripts.staging.node import TRAFFIC_INTERVAL
+from scripts.staging.rpc import Rpc
+from scripts.staging.target import Dialect as Speech
+from scripts.staging.target import Target as Where
+from scripts.staging.wait import until
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")

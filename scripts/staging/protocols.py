@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from protos import service_pb2
-from tests.harness.core import Json
-from tests.harness.users import TestUser, shadowsocks_2022_key
+from scripts.staging.core import Json
+from scripts.staging.users import TestUser, shadowsocks_2022_key
 
 VISION = "xtls-rprx-vision"
 

@@ -15,11 +15,11 @@ import psutil
 
 from drivers.install import install
 from drivers.install.releases import SING_BOX_BUILT
-from tests.harness import certs
-from tests.harness.core import find_xray
-from tests.harness.ports import free_port
-from tests.harness.process import Child
-from tests.harness.wait import accepts, until
+from scripts.staging import certs
+from scripts.staging.core import find_xray
+from scripts.staging.ports import free_port
+from scripts.staging.process import Child
+from scripts.staging.wait import accepts, until
 
 _ROOT = Path(__file__).parents[2]
 _TWISTD = Path(sys.executable).with_name("twistd")
@@ -44,7 +44,7 @@ class NodeProcess:
         self.key = str(uuid.uuid4())
         self.certificate = certs.make(directory, ["localhost", self.host])
         self.core = find_xray().resolve()
-        # Where it is missing its tests fail, by what the node says.
+        # Where it is missing a Start of it fails, with the node's words.
         self.sing_box = install.find(SING_BOX_BUILT, pinned=True)
         self._environment = {name: value for name, value in (self._settings() | environment).items() if value}
         self._child: Child | None = None

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable, Mapping
 
 from protos import service_pb2
-from tests.harness.core import Json, server_config
-from tests.harness.inbounds import Kind
-from tests.harness.users import TestUser
+from scripts.staging.core import Json, server_config
+from scripts.staging.inbounds import Kind
+from scripts.staging.users import TestUser
 
 
 def backend_config(inbounds: Iterable[Json], **extra: object) -> str:

@@ -1,6 +1,6 @@
-"""Twisted's reactor in a thread beside the tests, and how a test waits for what runs there.
+"""Twisted's reactor in a thread beside what is synchronous, and how that waits for what runs there.
 
-Tests of Trial run the reactor by themselves: before each of them it is taken away here, see tests/conftest.py.
+Tests of Trial run the reactor by themselves: they take it away here first, with `stop`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 def aio() -> Aio:
-    """The thread of gRPC's that all clients of the tests share."""
+    """The thread of gRPC's that all clients share."""
     _start()
     return _bridges[0]
 
@@ -49,7 +49,7 @@ def stop() -> None:
         _threads.pop().join()
         if reactor.threadpool is not None:
             reactor._stopThreadPool()
-        assert not left, f"tests have left this open: {left}"
+        assert not left, f"this was left open: {left}"
 
 
 def _wait_for(work: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -11,10 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.harness import certs
-from tests.harness.acceptor import Acceptor
-from tests.harness.ports import free_port
-from tests.harness.wait import until
+from scripts.staging import certs
+from scripts.staging.acceptor import Acceptor
+from scripts.staging.ports import free_port
+from scripts.staging.wait import until
 
 NAME = "cover.test"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.harness.wait import until
+from scripts.staging.wait import until
 
 
 class Child:

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from tests.harness.acceptor import Acceptor, wake
-from tests.harness.ports import free_port
+from scripts.staging.acceptor import Acceptor, wake
+from scripts.staging.ports import free_port
 
 TAKEN = b"taken\n"
 BLOCK = 64 * 1024

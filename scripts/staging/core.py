@@ -11,13 +11,13 @@ from typing import Any
 
 from drivers.install import install
 from drivers.install.releases import XRAY
-from tests.harness.process import Child
-from tests.harness.wait import accepts, bound
+from scripts.staging.process import Child
+from scripts.staging.wait import accepts, bound
 
 Json = dict[str, Any]
 
 ENVIRONMENT: Mapping[str, str] = {"PATH": os.defpath, "GODEBUG": "multipathtcp=0", "TZ": "UTC"}
-"""Plain TCP sockets, so that tests see on the sockets what they see on any host."""
+"""Plain TCP sockets, so that what is seen on the sockets is the same on any host."""
 
 
 @functools.cache
@@ -29,7 +29,7 @@ def find_xray() -> Path:
     found = install.find(XRAY, configured=os.environ.get("TXNODE_TEST_XRAY"), pinned=True)
     if found is None:
         raise install.InstallError(
-            f"the tests need {XRAY.label}: run `python -m drivers.install --pinned xray`, "
+            f"this needs {XRAY.label}: run `python -m drivers.install --pinned xray`, "
             "or set TXNODE_TEST_XRAY to its executable"
         )
     return found

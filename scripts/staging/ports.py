@@ -1,4 +1,4 @@
-"""Ports for tests, where no outgoing connection of this machine can sit."""
+"""Free ports, where no outgoing connection of this machine can sit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a protocol's bytes travel: both sides' `streamSettings` for each way that the tests use."""
+"""How a protocol's bytes travel: both sides' `streamSettings` for each way that a node is tried with."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from tests.harness import cover
-from tests.harness.certs import Certificate
-from tests.harness.core import Json
+from scripts.staging import cover
+from scripts.staging.certs import Certificate
+from scripts.staging.core import Json
 
 _SHORT_ID = "0123abcd"
 

@@ -11,7 +11,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from protos import service_pb2
-from tests.harness.rest import Dialect, Target, credentials
+from scripts.staging.target import Dialect, Target, credentials
 
 SERVICE = service_pb2.DESCRIPTOR.services_by_name["NodeService"]
 _LIMIT = 64 * 1024 * 1024

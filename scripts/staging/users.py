@@ -1,4 +1,4 @@
-"""A user of the tests, with all credentials that a controller would give them."""
+"""A user to try a node with, who has all credentials that a controller would give them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every protocol and transport that the tests run: an inbound for the node, and a user's outbound for it."""
+"""Every protocol and transport that a node is tried with: an inbound for the node, and a user's outbound for it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from protos import service_pb2
-from tests.harness import protocols
-from tests.harness.certs import Certificate
-from tests.harness.core import Json
-from tests.harness.protocols import VISION, Protocol
-from tests.harness.transports import Transport, raw, reality, tls
-from tests.harness.users import TestUser
+from scripts.staging import protocols
+from scripts.staging.certs import Certificate
+from scripts.staging.core import Json
+from scripts.staging.protocols import VISION, Protocol
+from scripts.staging.transports import Transport, raw, reality, tls
+from scripts.staging.users import TestUser
 
 SERVER_NAME = "proxy.test"
 

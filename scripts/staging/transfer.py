@@ -8,10 +8,10 @@ from __future__ import annotations
 import socket
 import threading
 
-from tests.harness import socks
-from tests.harness.acceptor import wake
-from tests.harness.echo import BLOCK, TAKEN, EchoServer, given
-from tests.harness.socks import UdpAssociation
+from scripts.staging import socks
+from scripts.staging.acceptor import wake
+from scripts.staging.echo import BLOCK, TAKEN, EchoServer, given
+from scripts.staging.socks import UdpAssociation
 
 
 def connect(socks_port: int, server: EchoServer, timeout: float = 10.0) -> socket.socket:
