@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from twisted.internet import reactor
+from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.trial.unittest import TestCase
