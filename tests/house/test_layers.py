@@ -32,8 +32,14 @@ ROOMS: dict[str, set[str]] = {
     "drivers.install": {"drivers.process.leash"},
     "drivers.process": {"drivers.install", "node.contract", "node.errors", "node.logs"},
     "drivers.sockets": {"node.logs"},
-    "drivers.xray": {"drivers", "drivers.process", "drivers.sockets", "node.contract", "node.errors", "node.logs"},
-    "drivers.sing_box": {"drivers", "drivers.process", "drivers.sockets", "node.contract", "node.errors", "node.logs"},
+    "drivers.xray": {
+        *("drivers", "drivers.install.releases", "drivers.process", "drivers.sockets"),
+        *("node.contract", "node.errors", "node.logs"),
+    },
+    "drivers.sing_box": {
+        *("drivers", "drivers.install.releases", "drivers.process", "drivers.sockets"),
+        *("node.contract", "node.errors", "node.logs"),
+    },
     "protos": set(),
     "twisted.plugins": set(),
 }
