@@ -13,11 +13,10 @@ from protos.service_pb2 import SING_BOX, XRAY
 
 
 class Kind(Protocol):
-    """The class of a core's driver."""
+    """The class of a core's driver; of its settings the driver is given the values in `Host.settings`."""
 
     @property
-    def settings(self) -> Sequence[Setting]:
-        """What operators can set for this core; the driver is given the values in `Host.settings`."""
+    def settings(self) -> Sequence[Setting]: ...
 
     def __call__(self, host: Host) -> Driver: ...
 

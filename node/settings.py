@@ -75,16 +75,16 @@ class Settings:
     notify: Mapping[str, str]
 
 
+Words = Mapping[str, str]
+
+
 def all_settings(drivers: Sequence[Setting] = ()) -> tuple[Setting, ...]:
     """All settings, with those of drivers."""
     return (*_SERVING, *drivers, *_BACKEND)
 
 
 def given(
-    options: Mapping[str, str],
-    directory: Path,
-    environ: Mapping[str, str] | None = None,
-    drivers: Sequence[Setting] = (),
+    options: Words, directory: Path, environ: Words | None = None, drivers: Sequence[Setting] = ()
 ) -> dict[str, str]:
     """The settings that somebody set, by name, unchecked. `options` by setting name. Raises `BadSettings`."""
     environ = os.environ if environ is None else environ
@@ -95,12 +95,7 @@ def given(
     return explicit
 
 
-def load(
-    options: Mapping[str, str],
-    directory: Path,
-    environ: Mapping[str, str] | None = None,
-    drivers: Sequence[Setting] = (),
-) -> Settings:
+def load(options: Words, directory: Path, environ: Words | None = None, drivers: Sequence[Setting] = ()) -> Settings:
     """The settings of this process. `options` by setting name. Raises `BadSettings`."""
     environ = os.environ if environ is None else environ
     explicit = given(options, directory, environ, drivers)
@@ -131,11 +126,11 @@ class _Check:
             state_dir=state_dir,
             log_buffer_size=self._number("LOG_BUFFER_SIZE", 1, 1_000_000),
             stop_grace=self._number("STOP_GRACE", 0, 3600),
-            outlive=self._choice("KEEP_ALIVE_ACTION", {"stop": False, "keep": True}),
-            resume=self._choice("RESUME", {"on": True, "off": False}),
+            outlive=self._word("KEEP_ALIVE_ACTION", "stop", "keep") == "keep",
+            resume=self._word("RESUME", "on", "off") == "on",
             traffic_interval=self._seconds("TRAFFIC_INTERVAL", 0.1, 3600),
-            debug=self._choice("DEBUG", {"0": False, "1": True, "false": False, "true": True}),
-            drivers={setting.name: self._chosen(setting) for setting in drivers},
+            debug=self._word("DEBUG", "0", "1", "false", "true") in ("1", "true"),
+            drivers={setting.name: self._word(setting.name, *setting.choices) for setting in drivers},
             notify=notify,
         )
         if self._faults:
@@ -169,19 +164,12 @@ class _Check:
         self._faults.append(f"{name}: {text!r} is not a number of seconds from {least:g} to {most:g}")
         return most
 
-    def _chosen(self, setting: Setting) -> str:
-        """What a driver's setting says; where it is one of several words, the word."""
-        value = self._values[setting.name]
-        if not setting.choices:
-            return value
-        self._choice(setting.name, dict.fromkeys(setting.choices, True))
-        return value.lower()
-
-    def _choice(self, name: str, choices: Mapping[str, bool]) -> bool:
-        text = self._values[name].lower()
-        if text not in choices:
+    def _word(self, name: str, *choices: str) -> str:
+        """One of these, which are in lower case; without any, whatever is said."""
+        text = self._values[name].lower() if choices else self._values[name]
+        if choices and text not in choices:
             self._faults.append(f"{name}: {text!r} is none of {', '.join(choices)}")
-        return choices.get(text, False)
+        return text
 
     def _ports(self) -> tuple[int | None, int | None]:
         """REST's and gRPC's. SERVICE_PORT is how deployed nodes are configured: one protocol, one port."""

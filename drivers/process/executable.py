@@ -11,7 +11,7 @@ from pathlib import Path
 from twisted.internet.threads import deferToThreadPool
 
 from drivers.install.install import find
-from drivers.install.releases import InstallError, choose
+from drivers.install.releases import Core, InstallError
 from drivers.process.child import CoreProcess
 from drivers.process.spawn import Done, Spawner, by_setpriv, opened
 from node.contract.driver import Host
@@ -27,9 +27,8 @@ ENVIRONMENT = {
 }
 
 
-def executable_setting(name: str) -> Setting:
+def executable_setting(core: Core) -> Setting:
     """What an operator sets to have another executable of this core."""
-    core = choose(name)
     text = f"the {core.title} to run (default: found on PATH or in the cores directory)"
     return Setting(core.variable("EXECUTABLE_PATH"), text)
 
@@ -56,27 +55,24 @@ class Executable:
             self.spawner.spawn(core, [str(self.path), *arguments], descriptors)
 
 
+@dataclass
 class Installation:
     """Finds a core's executable once, and asks for its version again when the file changes."""
 
-    def __init__(
-        self,
-        host: Host,
-        name: str,
-        environment: Callable[[Path], Mapping[str, str]] = lambda _: ENVIRONMENT,
-        oldest: tuple[int, ...] = (),
-    ) -> None:
-        self._host = host
-        self._core = choose(name)
-        self._variable = self._core.variable("EXECUTABLE_PATH")
-        self._environment = environment
-        self._oldest = oldest
-        self._known: Executable | None = None
+    host: Host
+    core: Core
+    environment: Callable[[Path], Mapping[str, str]] = lambda _: ENVIRONMENT
+    oldest: tuple[int, ...] = ()
+    _known: Executable | None = None
+
+    @property
+    def _variable(self) -> str:
+        return executable_setting(self.core).name
 
     async def current(self) -> Executable:
         """The executable to run now. Raises `CoreFailed` with what to do if there is none."""
         known = self._known if self._known and self._known.path.is_file() else await self._found()
-        known = replace(known, spawner=replace(known.spawner, environment=self._environment(known.path)))
+        known = replace(known, spawner=replace(known.spawner, environment=self.environment(known.path)))
         changed = known.path.stat().st_mtime_ns
         if known.changed != changed:
             known = replace(await self._asked(known), changed=changed)
@@ -85,25 +81,25 @@ class Installation:
 
     async def _found(self) -> Executable:
         """Configured, on PATH or installed; it is looked for off the reactor's back."""
-        configured, pool = self._host.settings.get(self._variable) or None, self._host.reactor.getThreadPool()
+        reactor, configured = self.host.reactor, self.host.settings.get(self._variable) or None
         try:
-            path = await deferToThreadPool(self._host.reactor, pool, find, self._core, configured)
+            path = await deferToThreadPool(reactor, reactor.getThreadPool(), find, self.core, configured)
         except InstallError as fault:
             raise CoreFailed(str(fault)) from fault
         if path is None:
-            title, name = self._core.title, self._core.name
-            raise CoreFailed(f"there is no {title} on this machine: run `python -m drivers.install {name}`")
-        return Executable(path, await by_setpriv(Spawner(self._host.reactor, self._host.directory, ENVIRONMENT)))
+            how = f"run `python -m drivers.install {self.core.name}`"
+            raise CoreFailed(f"there is no {self.core.title} on this machine: {how}")
+        return Executable(path, await by_setpriv(Spawner(reactor, self.host.directory, ENVIRONMENT)))
 
     async def _asked(self, bare: Executable) -> Executable:
         """With its version."""
         lines = (await bare.run("version")).lines
-        match = self._core.banner.match(lines[0]) if lines else None
+        match = self.core.banner.match(lines[0]) if lines else None
         if match is None:
-            what = f"does not say which {self._core.title} it is; set {self._variable} to one that works"
-            raise CoreFailed(f"{bare.path} {what}")
+            what = f"does not say which {self.core.title} it is"
+            raise CoreFailed(f"{bare.path} {what}; set {self._variable} to one that works")
         version, number = "".join(match.groups()), tuple(map(int, match[1].split(".")))
-        if number < self._oldest:
-            what = f"is {self._core.title} {version}, and the node needs {'.'.join(map(str, self._oldest))} or newer"
+        if number < self.oldest:
+            what = f"is {self.core.title} {version}, and the node needs {'.'.join(map(str, self.oldest))} or newer"
             raise CoreFailed(f"{bare.path} {what}; set {self._variable} to one")
         return replace(bare, version=version, number=number, lines=lines)

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from twisted.internet.defer import CancelledError
+from twisted.internet.defer import TimeoutError
 
 from drivers.process.child import CoreProcess
 from drivers.process.leash import MISSING, UNFIT, leashed
@@ -73,25 +73,15 @@ class Spawner:
             self.spawn(process, command, {0: source, output: sink})
             if process.pid is not None:
                 resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (OUTPUT, OUTPUT))
-            ended = await self._ended(process, Path(command[0]).name, seconds)
+            try:
+                ended = await process.when_exited().addTimeout(seconds, self.reactor)
+            except TimeoutError as late:
+                raise CoreFailed(f"{Path(command[0]).name} did not answer within {seconds:g} s") from late
+            finally:
+                process.signal(signal.SIGKILL)
             if ended.code in (MISSING, UNFIT):
                 raise CoreFailed(f"{command[0]} cannot be run: {' '.join(ended.lines)}")
             return Done(ended.code, ended.lines, os.pread(sink, os.fstat(sink).st_size, 0))
-
-    async def _ended(self, process: CoreProcess, name: str, seconds: float) -> Exit:
-        """Its end, of which it has so many seconds."""
-        late = self.reactor.callLater(seconds, process.signal, signal.SIGKILL)
-        try:
-            ended = await process.when_exited()
-            if not late.active():
-                raise CoreFailed(f"{name} did not answer within {seconds:g} s")
-            return ended
-        except CancelledError:
-            process.signal(signal.SIGKILL)
-            raise
-        finally:
-            if late.active():
-                late.cancel()
 
 
 async def by_setpriv(spawner: Spawner) -> Spawner:

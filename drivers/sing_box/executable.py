@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from drivers.install.releases import SING_BOX
 from drivers.process.executable import Executable, Installation, executable_setting
 from node.contract.driver import Host
 
-SETTINGS = (executable_setting("sing-box"),)
+SETTINGS = (executable_setting(SING_BOX),)
 # The first version with the api service.
 OLDEST = (1, 14)
 
 
 def installation(host: Host) -> Installation:
-    return Installation(host, "sing-box", oldest=OLDEST)
+    return Installation(host, SING_BOX, oldest=OLDEST)
 
 
 def counts(executable: Executable) -> bool:

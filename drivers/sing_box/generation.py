@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import ensureDeferred
 from twisted.internet.threads import deferToThreadPool
 
 from drivers.channel import COUNTERS, FIGURES, ONLINE, USERS, ApiFailed, asking
 from drivers.process.child import CoreProcess
+from drivers.process.run import Run
 from drivers.sing_box.accounts import alike, label, login_of, name_of, stranger, unlabelled
 from drivers.sing_box.api import Api
 from drivers.sing_box.config import Endpoint, Plan
-from drivers.sing_box.live import LiveFailed, LiveUsers
+from drivers.sing_box.live import LiveUsers
 from drivers.sockets.connections import Unreachable, deafen, run_dry
 from node.contract.accounts import Accounts, Change, Refusal, apply, key_of
 from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
 from node.contract.driver import Applied, Exit, Host
 from node.errors import CoreFailed
-from node.logs import Logger
 from protos.service_pb2 import BackendStatsResponse
 
 # Seconds for which connections may come to their end: what is cut in the middle of a write is not counted.
@@ -33,19 +32,16 @@ LIVE_SECONDS = 5.0
 LACKING = "{:,} bytes that this run of the core carried are counted for nobody: its stream of connections left them out"
 
 
-class SingBoxGeneration:
+class SingBoxGeneration(Run[Api]):
     """Satisfies `node.contract.driver.Generation`."""
 
-    log = Logger()
     uncounted: frozenset[Scope] = frozenset()
 
     def __init__(
         self, host: Host, plan: Plan, process: CoreProcess, api: Api, endpoint: Endpoint, users: Mapping[str, Accounts]
     ) -> None:
-        self._host = host
+        super().__init__(host, process, api)
         self.plan = plan
-        self._process = process
-        self._api = api
         self._live = LiveUsers(host.reactor, endpoint, plan.live) if plan.live else None
         self._live_tags, self._unseen = frozenset(plan.live), plan.unseen
         # Whether v2ray_api counts who is in its configuration, and the labels of live users whom it does not know.
@@ -63,19 +59,8 @@ class SingBoxGeneration:
         process.when_exited().addCallback(self._ended)
 
     @property
-    def alive(self) -> bool:
-        return self._process.exit is None
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid
-
-    @property
     def warnings(self) -> Sequence[str]:
         return [LACKING.format(self._lacking)] if self._lacking else []
-
-    def when_exited(self) -> Deferred[Exit]:
-        return self._process.when_exited()
 
     async def counters(self) -> Reading:
         reading = Counter(self.plan.silent)
@@ -115,9 +100,6 @@ class SingBoxGeneration:
             uptime=max(0, int(time.time() - started)),
         )
 
-    async def answers(self, seconds: float) -> bool:
-        return await self._host.aio.run(self._api.ready(seconds))
-
     async def audit(self) -> int:
         """Only live users can be others than it was told: who else is in its configuration stays there."""
         if self._live is None:
@@ -139,9 +121,6 @@ class SingBoxGeneration:
             self.accounts[tag][key] = packed
             self._labels.pop((tag, key), None)
         return len(strangers.keys() | lost)
-
-    def kill(self) -> None:
-        self._process.signal(signal.SIGKILL)
 
     async def apply(self, changes: Sequence[Change]) -> Applied:
         free = self._free(changes)
@@ -220,7 +199,7 @@ class SingBoxGeneration:
         for change in live:
             try:
                 await self._live.shut_out(change.tag, self._login(change.tag, change.key, change.packed or b"")[0])
-            except LiveFailed as fault:
+            except ApiFailed as fault:
                 self.log.warn("a removed user's connections are closed as they come: {fault}", fault=fault)
 
     async def _let_in(self, coming: Sequence[Change]) -> dict[tuple[str, str], Refusal]:
@@ -232,7 +211,7 @@ class SingBoxGeneration:
                 self._note(user, key)
                 try:
                     await self._live.let_in(tag, user, password)
-                except LiveFailed as fault:
+                except ApiFailed as fault:
                     refused[tag, key] = Refusal(name_of(packed), f"{tag}: {fault}")
                     continue
             self.accounts[tag][key] = packed
@@ -259,10 +238,6 @@ class SingBoxGeneration:
         except ApiFailed as fault:
             self.log.warn("the core goes on serving: {fault}", fault=fault)
 
-    async def stop(self) -> None:
-        await self._process.stop()
-        await self._close()
-
     def _ended(self, _: Exit) -> None:
         for warning in self.warnings:
             self.log.warn("{warning}", warning=warning)
@@ -271,7 +246,6 @@ class SingBoxGeneration:
         )
 
     async def _close(self) -> None:
-        """Close what was open to the process. May be called again meanwhile."""
         if self._live is not None:
             await self._live.close()
-        await self._host.aio.run(self._api.close())
+        await super()._close()

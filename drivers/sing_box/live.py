@@ -39,10 +39,6 @@ _PLAIN = "$&+,:;=@"
 _ROW = re.compile(rb'"username":("(?:[^"\\]|\\.)*"),"downlinkBytes":(\d+),"uplinkBytes":(\d+)')
 
 
-class LiveFailed(ApiFailed):
-    """What was asked is not in force; the text is the core's, or says that it did not answer."""
-
-
 class LiveUsers:
     """The users of the inbounds `tags` of one run of the core, by their labels.
 
@@ -65,7 +61,7 @@ class LiveUsers:
         await self._pool.closeCachedConnections()
 
     async def let_in(self, tag: str, user: str, password: str) -> None:
-        """Give a user, new or known, this credential. One that is refused leaves no trace. Raises `LiveFailed`."""
+        """Give a user, new or known, this credential. One that is refused leaves no trace. Raises `ApiFailed`."""
         code, text = await self._change(tag, user, password)
         if code == 404:
             entry = {"username": user, "uPSK": password}
@@ -73,19 +69,19 @@ class LiveUsers:
             if code != 201:
                 # The core has kept him, and would refuse all others from now on.
                 await self._ask(b"DELETE", self._path(tag, user))
-                raise LiveFailed(text.decode("utf-8", "replace"))
+                raise ApiFailed(text.decode("utf-8", "replace"))
         elif code != 204:
             await self._change(tag, user, self._nobody)
-            raise LiveFailed(text.decode("utf-8", "replace"))
+            raise ApiFailed(text.decode("utf-8", "replace"))
 
     async def shut_out(self, tag: str, user: str) -> None:
-        """Nobody has the credential of this user any more. Who is connected stays. Raises `LiveFailed`."""
+        """Nobody has the credential of this user any more. Who is connected stays. Raises `ApiFailed`."""
         code, text = await self._change(tag, user, self._nobody)
         if code not in (204, 404):
-            raise LiveFailed(text.decode("utf-8", "replace"))
+            raise ApiFailed(text.decode("utf-8", "replace"))
 
     async def counters(self) -> dict[str, tuple[int, int]]:
-        """Bytes up and down of all who carried any, by label, since this run began. Raises `LiveFailed`."""
+        """Bytes up and down of all who carried any, by label, since this run began. Raises `ApiFailed`."""
         total: dict[str, tuple[int, int]] = {}
         pool = self._reactor.getThreadPool()
         for place in self._places.values():
@@ -97,7 +93,7 @@ class LiveUsers:
         return total
 
     async def listed(self, tag: str) -> Mapping[str, str]:
-        """The core's own list: passwords by label, without those whom nobody can be. Raises `LiveFailed`."""
+        """The core's own list: passwords by label, without those whom nobody can be. Raises `ApiFailed`."""
         users = json.loads(await self._get(f"{self._places[tag]}/users"))["users"]
         return {user["username"]: user["uPSK"] for user in users if user["uPSK"] != self._nobody}
 
@@ -110,7 +106,7 @@ class LiveUsers:
     async def _get(self, url: str) -> bytes:
         code, reply = await self._ask(b"GET", url)
         if code != 200:
-            raise LiveFailed(f"status {code}")
+            raise ApiFailed(f"status {code}")
         return reply
 
     async def _ask(self, method: bytes, url: str, body: Mapping[str, str] | None = None) -> tuple[int, bytes]:
@@ -122,7 +118,7 @@ class LiveUsers:
             response.deliverBody(reply)
             return response.code, await reply.whole.addTimeout(DEADLINE, self._reactor)
         except _FAULTS as fault:
-            raise LiveFailed(f"the core did not answer: {fault}") from fault
+            raise ApiFailed(f"the core did not answer: {fault}") from fault
 
 
 class _Body(Protocol):

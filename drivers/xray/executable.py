@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from drivers.install.releases import XRAY
 from drivers.process.executable import ENVIRONMENT, Executable, Installation, executable_setting
 from drivers.xray.geo import assets
 from node.contract.driver import Host
@@ -12,7 +13,7 @@ from node.contract.settings import Setting
 from node.errors import CoreFailed
 
 SETTINGS = (
-    executable_setting("xray"),
+    executable_setting(XRAY),
     Setting("XRAY_ASSETS_PATH", "where geoip.dat and geosite.dat are (default: beside the executable)"),
     Setting(
         "XRAY_SPLICE",
@@ -25,7 +26,7 @@ _ASSETS = "XRAY_LOCATION_ASSET"
 
 
 def installation(host: Host) -> Installation:
-    return Installation(host, "xray", lambda path: _environment(host, path))
+    return Installation(host, XRAY, lambda path: _environment(host, path))
 
 
 def files(executable: Executable) -> Files:

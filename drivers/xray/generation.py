@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterable, Mapping, Sequence
-
-from twisted.internet.defer import Deferred
 
 from drivers.channel import COUNTERS, FIGURES, ONLINE, USERS, ApiFailed, asking
 from drivers.process.child import CoreProcess
+from drivers.process.run import Run
 from drivers.xray.accounts import email_of
 from drivers.xray.api import Api
 from drivers.xray.config import Endpoint, Plan
@@ -19,18 +17,15 @@ from drivers.xray.selectors import OURS
 from drivers.xray.users import Users
 from node.contract.accounts import Accounts, Change
 from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
-from node.contract.driver import Applied, Exit, Host
-from node.logs import Logger
+from node.contract.driver import Applied, Host
 from protos.service_pb2 import BackendStatsResponse
 from protos.xray_pb2 import OutboundHandlerConfig
 
 _NOT_TOLD = "this core does not tell where users are connected from: Xray does from 25.3.6 on"
 
 
-class XrayGeneration:
+class XrayGeneration(Run[Api]):
     """Satisfies `node.contract.driver.Generation`."""
-
-    log = Logger()
 
     def __init__(
         self,
@@ -43,10 +38,8 @@ class XrayGeneration:
         started: dict[str, Accounts],
         files: Files,
     ) -> None:
-        self._host = host
+        super().__init__(host, process, api)
         self.plan = plan
-        self._process = process
-        self._api = api
         self._own = own_counters(endpoint, plan.base.outbound)
         self._files = files
         self._connections = connections
@@ -56,23 +49,12 @@ class XrayGeneration:
         process.when_exited().addCallback(lambda _: connections.stop())
 
     @property
-    def alive(self) -> bool:
-        return self._process.exit is None
-
-    @property
     def uncounted(self) -> frozenset[Scope]:
         return self.plan.uncounted
 
     @property
     def warnings(self) -> Sequence[str]:
         return [f"{path} changed on disk; it is used when the core starts next" for path in self._files.changed()]
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid
-
-    def when_exited(self) -> Deferred[Exit]:
-        return self._process.when_exited()
 
     async def counters(self) -> Reading:
         with asking(COUNTERS):
@@ -98,15 +80,9 @@ class XrayGeneration:
             figures = await self._host.aio.run(self._api.sys_stats())
         return BackendStatsResponse.FromString(figures.SerializeToString())
 
-    async def answers(self, seconds: float) -> bool:
-        return await self._host.aio.run(self._api.ready(seconds))
-
     async def audit(self) -> int:
         with asking(USERS):
             return await self._users.audit()
-
-    def kill(self) -> None:
-        self._process.signal(signal.SIGKILL)
 
     async def apply(self, changes: Sequence[Change]) -> Applied:
         return await self._users.apply(changes)
@@ -121,8 +97,7 @@ class XrayGeneration:
 
     async def stop(self) -> None:
         self._connections.stop()
-        await self._process.stop()
-        await self._host.aio.run(self._api.close())
+        await super().stop()
 
     def _spellings(self, key: str) -> list[str]:
         found = (accounts[key] for accounts in self.accounts.values() if key in accounts)

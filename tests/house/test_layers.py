@@ -33,11 +33,11 @@ ROOMS: dict[str, set[str]] = {
     "drivers.process": {"drivers.install", "node.contract", "node.errors", "node.logs", "node.reactor"},
     "drivers.sockets": {"node.logs"},
     "drivers.xray": {
-        *("drivers", "drivers.process", "drivers.sockets"),
+        *("drivers", "drivers.install.releases", "drivers.process", "drivers.sockets"),
         *("node.contract", "node.errors", "node.logs", "node.reactor"),
     },
     "drivers.sing_box": {
-        *("drivers", "drivers.process", "drivers.sockets"),
+        *("drivers", "drivers.install.releases", "drivers.process", "drivers.sockets"),
         *("node.contract", "node.errors", "node.logs", "node.reactor"),
     },
     "protos": set(),

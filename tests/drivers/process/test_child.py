@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred
+from twisted.internet.process import ProcessReader
 from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
@@ -259,6 +260,8 @@ class RunTests(TestCase):
         with self.assertRaises(CoreFailed) as caught:
             await self.run_it(python("import time; time.sleep(60)"), seconds=0.3)
         self.assertIn("within 0.3 s", caught.exception.text)
+        while any(isinstance(reader, ProcessReader) for reader in reactor.getReaders()):
+            await deferLater(reactor, 0.005)
 
     async def test_one_that_does_not_come_to_its_end(self) -> None:
         """Its output ends where it is too much, and of what it says the last lines are kept."""

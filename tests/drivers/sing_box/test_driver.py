@@ -23,7 +23,7 @@ from drivers.sing_box.accounts import stranger
 from drivers.sing_box.driver import SingBox
 from drivers.sing_box.fronts import Pair
 from drivers.sing_box.generation import SingBoxGeneration
-from drivers.sing_box.live import LiveFailed, LiveUsers, carried
+from drivers.sing_box.live import LiveUsers, carried
 from node.aio import Aio
 from node.backend.roster import Roster
 from node.contract.accounts import Accounts, Change
@@ -192,7 +192,7 @@ class DriverTests(TestCase):
         """What it does not answer is refused, and not taken for confirmed."""
         self.core.kill()
         await self.core.when_exited()
-        with self.assertRaises(LiveFailed):
+        with self.assertRaises(ApiFailed):
             await self.live.let_in(TAG, "new", _key())
 
 

@@ -1,0 +1,59 @@
+"""What every run of a core is made of: a process, and an API that it answers by."""
+
+from __future__ import annotations
+
+import signal
+from typing import Generic, Protocol, TypeVar
+
+from twisted.internet.defer import Deferred
+
+from drivers.process.child import CoreProcess
+from node.contract.driver import Exit, Host
+from node.logs import Logger
+
+
+class Api(Protocol):
+    """What there is of a core's API whatever the core. In the asyncio thread."""
+
+    async def ready(self, seconds: float) -> bool: ...
+
+    async def close(self) -> None: ...
+
+
+A = TypeVar("A", bound=Api)
+
+
+class Run(Generic[A]):
+    """The part of `node.contract.driver.Generation` that is the same for all cores."""
+
+    log = Logger()
+
+    def __init__(self, host: Host, process: CoreProcess, api: A) -> None:
+        self._host = host
+        self._process = process
+        self._api = api
+
+    @property
+    def alive(self) -> bool:
+        return self._process.exit is None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def when_exited(self) -> Deferred[Exit]:
+        return self._process.when_exited()
+
+    async def answers(self, seconds: float) -> bool:
+        return await self._host.aio.run(self._api.ready(seconds))
+
+    def kill(self) -> None:
+        self._process.signal(signal.SIGKILL)
+
+    async def stop(self) -> None:
+        await self._process.stop()
+        await self._close()
+
+    async def _close(self) -> None:
+        """Close what was open to the process. May be called again meanwhile."""
+        await self._host.aio.run(self._api.close())
