@@ -174,8 +174,8 @@ class SingBoxGeneration(Run[Api]):
                 # Their accounts are in force by now: nobody would ask for them again.
                 admitted = [pair for change in coming if (pair := (change.tag, change.key)) not in refused]
                 await self._host.aio.run(self._api.admit(admitted))
-        except ApiFailed as fault:
-            raise CoreFailed(f"the core did not end connections of removed users: {fault}") from fault
+        except ApiFailed as error:
+            raise CoreFailed(f"the core did not end connections of removed users: {error}") from error
         return list(refused.values())
 
     def _respell(self, changes: Iterable[Change]) -> None:
@@ -199,8 +199,8 @@ class SingBoxGeneration(Run[Api]):
         for change in live:
             try:
                 await self._live.shut_out(change.tag, self._login(change.tag, change.key, change.packed or b"")[0])
-            except ApiFailed as fault:
-                self.log.warn("a removed user's connections are closed as they come: {fault}", fault=fault)
+            except ApiFailed as error:
+                self.log.warn("a removed user's connections are closed as they come: {fault}", fault=error)
 
     async def _let_in(self, coming: Sequence[Change]) -> dict[tuple[str, str], Refusal]:
         refused = {}
@@ -211,8 +211,8 @@ class SingBoxGeneration(Run[Api]):
                 self._note(user, key)
                 try:
                     await self._live.let_in(tag, user, password)
-                except ApiFailed as fault:
-                    refused[tag, key] = Refusal(name_of(packed), f"{tag}: {fault}")
+                except ApiFailed as error:
+                    refused[tag, key] = Refusal(name_of(packed), f"{tag}: {error}")
                     continue
             self.accounts[tag][key] = packed
         return refused
@@ -230,13 +230,13 @@ class SingBoxGeneration(Run[Api]):
                 pool = self._host.reactor.getThreadPool()
                 await deferToThreadPool(self._host.reactor, pool, deafen, self.pid, self.plan.ports)
                 await deferToThreadPool(self._host.reactor, pool, run_dry, self.pid, self._api.ports)
-        except Unreachable as fault:
-            self.log.warn("the core goes on accepting: {fault}", fault=fault)
+        except Unreachable as error:
+            self.log.warn("the core goes on accepting: {fault}", fault=error)
         try:
             await self._host.aio.run(self._api.until_idle(DRY))
             await self._host.aio.run(self._api.end_all())
-        except ApiFailed as fault:
-            self.log.warn("the core goes on serving: {fault}", fault=fault)
+        except ApiFailed as error:
+            self.log.warn("the core goes on serving: {fault}", fault=error)
 
     def _ended(self, _: Exit) -> None:
         for warning in self.warnings:

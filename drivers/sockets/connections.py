@@ -128,8 +128,8 @@ def duplicates(pid: int) -> Iterator[int]:
         process, names = os.pidfd_open(pid), os.open(f"/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY)
     except (ProcessLookupError, FileNotFoundError):
         return
-    except OSError as fault:
-        raise Unreachable(fault) from fault
+    except OSError as error:
+        raise Unreachable(error) from error
     try:
         for name in os.listdir(names):  # noqa: PTH208 - of a descriptor
             duplicate = _duplicate(process, names, name)
@@ -141,8 +141,8 @@ def duplicates(pid: int) -> Iterator[int]:
                 os.close(duplicate)
     except ProcessLookupError:
         return
-    except OSError as fault:
-        raise Unreachable(fault) from fault
+    except OSError as error:
+        raise Unreachable(error) from error
     finally:
         os.close(process)
         os.close(names)

@@ -104,8 +104,8 @@ class Connections:
             return
         try:
             peers = await self._ask(connected)
-        except OSError as fault:
-            self._complain(f"connections by an old credential may live on: the kernel does not list them: {fault}")
+        except OSError as error:
+            self._complain(f"connections by an old credential may live on: the kernel does not list them: {error}")
             return
         self._suspects.add(pairs, peers, self._reactor.seconds())
         self._call("prune", PRUNE, self._look_around)
@@ -131,8 +131,8 @@ class Connections:
         try:
             if self._pid is not None:
                 await deferToThreadPool(self._reactor, pool, sockets.hang_up, self._pid, ports)
-        except Unreachable as fault:
-            self._complain(str(fault))
+        except Unreachable as error:
+            self._complain(str(error))
         await deferLater(self._reactor, NOTICE)
 
     def stop(self) -> None:
@@ -193,8 +193,8 @@ class Connections:
         pool = self._reactor.getThreadPool()
         try:
             return await deferToThreadPool(self._reactor, pool, sockets.cut, self._pid, wanted)
-        except Unreachable as fault:
-            self._complain(str(fault))
+        except Unreachable as error:
+            self._complain(str(error))
             return None
 
     def _complain(self, text: str) -> None:
@@ -231,8 +231,8 @@ class Connections:
         """Who is connected to each inbound, by which socket; of none if that cannot be known."""
         try:
             found = await self._ask(diag.connections)
-        except OSError as fault:
-            self._complain(f"a user may be taken for another one who had the port before: {fault}")
+        except OSError as error:
+            self._complain(f"a user may be taken for another one who had the port before: {error}")
             seen = await self._look({})
             return dict.fromkeys(self._doors, dict.fromkeys(seen.peers)) if seen else {}
         live: dict[str, dict[Endpoint, int | None]] = {tag: {} for tag in self._doors}

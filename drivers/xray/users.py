@@ -168,8 +168,8 @@ class Users:
         try:
             with self._letting_in(changes):
                 await self._put(tag, apply(changes, {tag: before})[tag])
-        except ApiFailed as fault:
-            return await self._put_back(tag, changes, fault)
+        except ApiFailed as error:
+            return await self._put_back(tag, changes, error)
         wanted |= self._connections.of(pair_of(change) for change in gone if change.packed is None)
         await self._connections.end(wanted)
         return Applied([], [])
@@ -186,8 +186,8 @@ class Users:
         gone = [pair_of(change) for change in changes if self._has(change)]
         try:
             await self._put(tag, staying)
-        except ApiFailed as fault:
-            self.log.error("inbound {tag} takes a new run: it was not put back: {fault}", tag=tag, fault=fault)
+        except ApiFailed as error:
+            self.log.error("inbound {tag} takes a new run: it was not put back: {fault}", tag=tag, fault=error)
             self.accounts[tag] = {}
             coming = [change for change in changes if change.packed is not None]
             return Applied([], [*(Change(tag, key, packed) for key, packed in staying.items()), *coming])

@@ -105,8 +105,8 @@ class Control:
                 await self._core.run(work, operation.settled.fire)
             else:
                 await work(operation.settled.fire)
-        except Exception as fault:  # noqa: BLE001 - raised to everybody who waits for it
-            operation.fault = Aborted() if operation.aborted and isinstance(fault, CancelledError) else fault
+        except Exception as error:  # noqa: BLE001 - raised to everybody who waits for it
+            operation.fault = Aborted() if operation.aborted and isinstance(error, CancelledError) else error
         finally:
             self._operations.remove(operation)
             operation.settled.fire()

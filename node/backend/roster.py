@@ -84,8 +84,8 @@ class Roster:
         for key, user in one_spelling(users, refused).items():
             try:
                 check_email(user.email)
-            except Unusable as fault:
-                refused.append(Refusal(user.email, str(fault)))
+            except Unusable as error:
+                refused.append(Refusal(user.email, str(error)))
                 continue
             named = tuple(user.inbounds)
             if tags := known(named):
@@ -131,8 +131,8 @@ class Roster:
         email = user.email
         try:
             check_email(email)
-        except Unusable as fault:
-            return set(), [Refusal(email, str(fault))]
+        except Unusable as error:
+            return set(), [Refusal(email, str(error))]
         key, named = key_of(email), tuple(user.inbounds)
         tags = self._known(named)
         if not tags:
@@ -181,8 +181,8 @@ class Roster:
         """The user's account for an inbound, if there is one; why it cannot be used goes to `refused`."""
         try:
             return self._account_of(tag, user)
-        except Unusable as fault:
-            refused.append(Refusal(user.email, f"{tag}: {fault}"))
+        except Unusable as error:
+            refused.append(Refusal(user.email, f"{tag}: {error}"))
             return None
 
     def _claim(self, tag: str, key: str, account: Account, refused: list[Refusal], email: str) -> None:

@@ -71,8 +71,8 @@ class Store:
         except Damaged as damage:
             self._tell_damage(str(damage))
             return Saved()
-        except Unwritable as fault:
-            self._failed(str(fault))
+        except Unwritable as error:
+            self._failed(str(error))
             saved = self._database.peek()
             self._unread = saved is None
             return saved or Saved()
