@@ -52,7 +52,7 @@ class SingBoxGeneration(Run[Api]):
         self._lacking = 0
         # The labels of live users whose e-mails are spelled otherwise by now.
         self._labels: dict[tuple[str, str], str] = {}
-        # Who is in its configuration, and of them those who may come in.
+        # The users of its configuration, and of them those who may come in.
         self._configured = users
         self.accounts: dict[str, Accounts] = {tag: dict(accounts) for tag, accounts in users.items()}
         # However the process ends: nobody asks a port any more that is not its own then.
@@ -145,7 +145,7 @@ class SingBoxGeneration(Run[Api]):
         return alike(change.packed, self._configured[change.tag].get(change.key))
 
     def _is_respelled(self, change: Change) -> bool:
-        """The user is in already, by the same credential, and only his e-mail is spelled otherwise."""
+        """The user is in already, by the same credential, and only their e-mail is spelled otherwise."""
         return change.packed is not None and alike(change.packed, self.accounts[change.tag].get(change.key))
 
     def _cost(self, live: Sequence[Change]) -> float:
@@ -153,7 +153,7 @@ class SingBoxGeneration(Run[Api]):
         return LIVE_COST * sum(len(self.accounts[change.tag]) for change in live)
 
     async def _admit(self, changes: Sequence[Change]) -> list[Refusal]:
-        """Bring changes into force that are free. Who is refused."""
+        """Apply changes that are free. Returns who is refused."""
         respelled = set(filter(self._is_respelled, changes))
         self._respell(respelled)
         coming = [change for change in changes if change.packed is not None and change not in respelled]

@@ -86,9 +86,9 @@ def peers(pid: int) -> set[Endpoint]:
 
 
 def deafen(pid: int, ports: Ports) -> None:
-    """Have the kernel drop who knocks at these TCP ports: he knocks again a second later. Raises `Unreachable`.
+    """Have the kernel drop new connections to these TCP ports: clients try again a second later. Raises `Unreachable`.
 
-    With luck by then another process has the port. A closed listener would have had him refused.
+    With luck by then another process has the port. A closed listener would refuse them.
     """
     for duplicate in duplicates(pid):
         with socket.socket(fileno=os.dup(duplicate)) as one:

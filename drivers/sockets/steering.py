@@ -36,7 +36,7 @@ class Unsteerable(Exception):
 class _Member:
     pid: int
     listener: socket.socket
-    # Who has joined later has more.
+    # A process that joined later has more.
     order: int
     alive: bool = True
 
@@ -86,7 +86,7 @@ class _Group:
         self.tidy()
 
     def leave(self, index: int) -> int:
-        """Who was connected to it and not accepted has to be told, by a reset. Returns how many."""
+        """Tell clients that were connected to it and not accepted, by a reset. Returns how many."""
         member = self.members[index]
         member.alive = False
         deafen(member.listener)

@@ -163,7 +163,7 @@ class Api:
         return None
 
     async def _alter_again(self, operation: Operation) -> str | None:
-        """The core has somebody of that name whom we did not know of: ours takes his place."""
+        """The core has somebody of that name whom we did not know of: ours takes their place."""
         try:
             await self._call(HANDLER + "AlterInbound", _request(operation._replace(packed=None)), xray_pb2.Nothing)
             await self._call(HANDLER + "AlterInbound", _request(operation), xray_pb2.Nothing)

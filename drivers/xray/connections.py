@@ -1,4 +1,4 @@
-"""The live connections of the users of one run of the core: whose they are, and ending those of who is put out.
+"""The live connections of the users of one run of the core: whose they are, and ending those of removed users.
 
 The core has no call for it. Its access lines say who came from where, and its sockets can be shut down from outside
 (`drivers.sockets.connections`). A line that the core drops under load is a connection that is not known here.
@@ -156,7 +156,7 @@ class Connections:
         endpoints = self._endpoints[tag]
         holder = endpoints.holder(where)
         if self._doors[tag].shared and holder and self._is_in((tag, holder)) and not self._is_in((tag, key)):
-            return  # Who is in does not lose a connection to who is not, whatever a late line says.
+            return  # A user who is in loses no connection for one who is not, whatever a late line says.
         if endpoints.note(where, key):
             self._call("learn", max(LEARN, self._rest), self._look_around)
             self._mind((tag, key), where)
@@ -177,7 +177,7 @@ class Connections:
             self._make_room()
 
     def _mind(self, pair: Pair, where: Endpoint) -> None:
-        """End this connection of a user's if he is out, or came by a credential that he had before."""
+        """End this connection of a user's if they are out, or came by a credential that they had before."""
         if not self._is_in(pair) or self._suspects.has(pair, where, self._reactor.seconds()):
             self._late[where] = self._doors[pair[0]].ports
             self._call("late", GATHER, self._end_late)

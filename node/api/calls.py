@@ -28,7 +28,7 @@ class Feed(Protocol):
 
 
 class Backend(Protocol):
-    """What `Calls` needs of the backend, besides the coroutines that METHODS names."""
+    """What `Calls` needs of the backend, apart from the coroutines that METHODS names."""
 
     def touch(self) -> None:
         """A controller said something: keep-alive starts anew."""

@@ -192,7 +192,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
 
 
 def _write_users(connection: sqlite3.Connection, users: Mapping[str, bytes | None]) -> None:
-    """Who is written goes behind all others: so it is in `users.Roster`, too."""
+    """A user who is written goes behind all others, as in `node.backend.roster.Roster`."""
     gone = [(key,) for key, packed in users.items() if packed is None]
     there = [(key, packed) for key, packed in users.items() if packed is not None]
     connection.executemany("DELETE FROM users WHERE key = ?", gone)

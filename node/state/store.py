@@ -110,7 +110,7 @@ class Store:
         self._write()
 
     def users(self, changed: Mapping[str, bytes | None], clean: bool = False) -> None:
-        """These users changed, None for who is gone; with `clean` there are no others."""
+        """These users changed, None for a user who is gone; with `clean` there are no others."""
         if clean:
             self._changes.clean_users, self._changes.users, changed = True, dict(changed), {}
         for key, packed in changed.items():

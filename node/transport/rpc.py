@@ -93,7 +93,7 @@ class RpcServer:
 
 
 class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Lets in who has the key, to every service of the server.
+    """Lets callers with the key in, to every service of the server.
 
     `heard` is called with each request that is none of METHODS: those are told of where they are answered.
     """
