@@ -137,6 +137,35 @@ class CountsOnline(Protocol):
         """How many addresses a user is connected from. Raises as `Generation.online`."""
 
 
+class NotShared(Exception):
+    """A run cannot share its listeners with another one. The text says why, for an operator."""
+
+
+@runtime_checkable
+class Shares(Protocol):
+    """A generation that can share its listeners with another run of its core, so that a change drops nobody.
+
+    The run that serves joins before the next one is launched, and the next one when it answers. New connections go to
+    the run that was `led` to last, at first to the one that joined first; each run keeps the connections that it has.
+    A run that ends leaves by itself, and what it was given goes to the newest of the others.
+    """
+
+    async def obstacles(self, plan: Plan) -> Sequence[str]:
+        """Why a run of this plan could not take over from this one, each in a line; nothing is touched."""
+
+    async def join(self) -> None:
+        """Share the listeners from now on; nobody is given to the run by that. Raises `NotShared`."""
+
+    async def prove(self, seconds: float) -> None:
+        """Have it accept a TCP connection on every inbound. Raises `errors.CoreFailed` if it does not in time."""
+
+    async def lead(self) -> None:
+        """Give it all new connections; clients of inbounds that it does not have get no answer. Raises `NotShared`."""
+
+    async def deserted(self) -> bool:
+        """Whether it has no connections any more, and none waits for it."""
+
+
 class Plan(Protocol):
     """A configuration that the core accepted, without its users: ready to be launched, again and again."""
 
