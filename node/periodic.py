@@ -44,6 +44,11 @@ class Periodic:
         """What went wrong the last time, if anything did."""
         return [f"{self._name} failed: {self._fault}; the node's log has more"] if self._fault else []
 
+    @property
+    def running(self) -> bool:
+        """Begun, and not stopped."""
+        return self._loop.running
+
     def start(self) -> None:
         """Begin, with the first time after `seconds`."""
         self._loop.start(self._seconds, now=False)

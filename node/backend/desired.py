@@ -71,6 +71,11 @@ class Desired:
         """The accounts that a core should have, by inbound."""
         return self.roster.target
 
+    @property
+    def before(self) -> Accepted | None:
+        """What was accepted before the backend that is tried; where none is, what is accepted."""
+        return self._held.accepted if self._held else self.accepted
+
     # The backend
 
     def hold(self, wanted: Accepted, roster: Roster, restorable: bool) -> None:
@@ -98,6 +103,14 @@ class Desired:
         self.accepted = replace(self.accepted, request=without_users(request), keep_alive=request.keep_alive)
         self._install(roster)
         self._recorder.backend(self.accepted.request, before, roster)
+
+    async def revert(self, accepted: Accepted) -> None:
+        """An earlier backend is wanted again, with the users of now, as far as it has their inbounds."""
+        users = [User.FromString(packed) for packed in self.roster.users.values()]
+        roster, _ = await self.build(accepted, users)
+        before, self.accepted = self.roster, accepted
+        self._install(roster)
+        self._recorder.backend(accepted.request, before, roster)
 
     def clear(self) -> None:
         """No backend is wanted."""

@@ -65,6 +65,10 @@ class Keeper:
         """Whether its run has connections, and gets no new ones or waits for a Start. A Start that goes on ends it."""
         return self.run in self._generations.draining and self._status.state is not State.STARTING
 
+    @property
+    def window(self) -> float:
+        return self._renewal.window
+
     def changes(self, touched: Iterable[tuple[str, str]]) -> list[Change]:
         have, wanted = self.run.accounts, self._desired.target
         if self.serves:

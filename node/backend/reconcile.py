@@ -17,12 +17,13 @@ from node.contract.driver import Applied
 
 Pairs = set[tuple[str, str]]
 
-# Seconds for which changes are collected that take a new run of the core, which ends everybody's connections.
-WINDOW = 0.3
-
 
 class Core(Protocol):
     """What a reconciler brings users into. Asked anew for each batch what differs."""
+
+    @property
+    def window(self) -> float:
+        """Seconds for which changes are collected that take a new run."""
 
     def changes(self, touched: Iterable[tuple[str, str]]) -> list[Change]:
         """What of these (tag, key) pairs is not as it should be now."""
@@ -81,7 +82,7 @@ class Reconciler:
             refused, left = await self._apply(dirty)
             if left:
                 # What is dear takes along what comes soon.
-                await self._sleep(WINDOW)
+                await self._sleep(self._core.window)
                 more, joined = self._take()
                 waiting += joined
                 refused += await self._bring(pairs(left) | more)

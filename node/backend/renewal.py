@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from node.backend.desired import Desired
 from node.backend.faults import as_told
+from node.backend.generations import Generations
 from node.backend.replace import Replacement
 from node.backend.state import Status
 from node.contract.accounts import Accounts, Change, Refusal, apply
@@ -16,6 +17,9 @@ from protos.service_pb2 import User
 
 # Seconds that the new run may take to come up.
 SECONDS = 5.0
+# Seconds for which changes are collected that take a new run of the core, and where that ends one that drains early.
+WINDOW = 0.3
+CROWDED_WINDOW = 10.0
 
 
 class Renewal:
@@ -27,14 +31,21 @@ class Renewal:
         self,
         status: Status,
         desired: Desired,
+        generations: Generations,
         replacement: Replacement,
         failed: Callable[[NodeError], None],
     ) -> None:
         self._status = status
         self._desired = desired
+        self._generations = generations
         self._replacement = replacement
         self._failed = failed
         self.end = replacement.end
+
+    @property
+    def window(self) -> float:
+        """Seconds for which changes are collected before another run is begun for them."""
+        return CROWDED_WINDOW if self._replacement.crowded else WINDOW
 
     async def renew(self, run: Generation, left: Sequence[Change]) -> tuple[Generation, list[Refusal]]:
         """A run with these changes, or without those of them who come if the core refuses it with them.
@@ -51,37 +62,42 @@ class Renewal:
         if not (run.alive and self._status.running):
             return run, []
         try:
-            return await self._begin(plan, wanted, staying, left, fault)
+            return await self._begin(run, wanted, staying, left, fault)
         except Exception as error:
             if not self._status.running:
                 return run, []
             failure = CoreFailed(as_told(error).text)
-            self._failed(failure)
+            if self._generations.current is None:
+                self._failed(failure)
             raise failure from error
 
     async def _begin(
         self,
-        plan: Plan,
+        run: Generation,
         wanted: Mapping[str, Accounts],
         staying: Mapping[str, Accounts],
         left: Sequence[Change],
         fault: str,
     ) -> tuple[Generation, list[Refusal]]:
+        assert self._desired.accepted is not None
+        plan = self._desired.accepted.plan
         if not fault:
             try:
-                return await self._restart(plan, wanted), []
+                return await self._bring(plan, wanted), []
             except Exception as error:  # noqa: BLE001 - told to those who come; without them the core may come up
                 self._status.require()
                 fault = as_told(error).text
+            if staying == run.accounts and run is self._generations.current:
+                return run, self._refusals(left, fault)
         self.log.error("the core runs without changed users: {reason}", reason=fault)
-        return await self._restart(plan, staying), self._refusals(left, fault)
+        return await self._bring(plan, staying), self._refusals(left, fault)
 
-    async def _restart(self, plan: Plan, accounts: Mapping[str, Accounts]) -> Generation:
+    async def _bring(self, plan: Plan, accounts: Mapping[str, Accounts]) -> Generation:
         def target() -> Mapping[str, Accounts]:
             self._status.require()
             return accounts
 
-        return await self._replacement.restart(plan, target, 0.0, SECONDS)
+        return await self._replacement.bring(plan, target, 0.0, SECONDS)
 
     def _refusals(self, left: Sequence[Change], reason: str) -> list[Refusal]:
         """Of these nobody came in."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
@@ -10,38 +11,105 @@ from twisted.internet.task import deferLater
 from node.backend.generations import Generations
 from node.backend.wind_down import WindDown
 from node.contract.accounts import Accounts
-from node.contract.driver import Generation, Plan
-from node.errors import PortTaken
+from node.contract.driver import Generation, NotShared, Plan, Shares
+from node.errors import CoreFailed, PortTaken
+from node.logs import Logger
 from node.waiting import together
 
 # Seconds between two tries to get a port that is taken, and what the last try must have left.
 PORT_RETRY = 0.25
 LAST_TRY = 1.0
+# Seconds in which a run that answers has to accept a connection on every inbound.
+PROOF = 5.0
 
 # The accounts that the next run begins with, asked when it is launched. Raises where it is not wanted any more.
 Target = Callable[[], Mapping[str, Accounts]]
 
 
+class Room(Protocol):
+    """Whether there is room for another run beside those that drain; `node.backend.drain`."""
+
+    @property
+    def full(self) -> bool:
+        """Whether one that drains would have to end early."""
+
+    async def make(self, run: Generation) -> str:
+        """Make room for a run like this one. Returns why there is none, if there is none."""
+
+
 class Replacement:
     """Launches runs, and ends those before them."""
 
-    def __init__(self, reactor: IReactorTime, generations: Generations, wind_down: WindDown) -> None:
+    log = Logger()
+
+    def __init__(self, reactor: IReactorTime, generations: Generations, wind_down: WindDown, room: Room) -> None:
         self._reactor = reactor
         self._generations = generations
+        self._room = room
         self.end = wind_down.end
+        # Why the last one was a restart, although a run was there that served.
+        self.obstacles: list[str] = []
 
-    async def restart(self, plan: Plan, target: Target, deadline: float, least: float = LAST_TRY) -> Generation:
-        """End every run without losing a byte, then launch the next; meanwhile nobody is served.
+    @property
+    def crowded(self) -> bool:
+        """Whether the next run ends an earlier one before its time."""
+        return self._room.full
+
+    async def bring(self, plan: Plan, target: Target, deadline: float, least: float = LAST_TRY) -> Generation:
+        """Launch the next run: beside the newest that serves where both can share its listeners, else in its place.
 
         A port that is taken is tried again until the deadline; the launch has `least` seconds even so. Raises what
-        `Plan.launch` raises; no run is left then.
+        `Plan.launch` raises. The one that serves goes on then if the next one was to run beside it; else none is left.
         """
-        await self.end_all()
-        return await self._launch(plan, target, max(deadline, self._reactor.seconds() + least))
+        before = next(iter(self._generations.serving), None)
+        self.obstacles = await self._obstacles(before, plan) if before else []
+        if isinstance(before, Shares) and not self.obstacles:
+            try:
+                await before.join()
+            except NotShared as error:
+                self.obstacles = [str(error)]
+            else:
+                return await self._overlap(plan, target, max(deadline, self._reactor.seconds() + least))
+        for obstacle in self.obstacles:
+            self.log.warn("connections end with the core, which has to be restarted: {obstacle}", obstacle=obstacle)
+        return await self._restart(plan, target, deadline, least)
 
     async def end_all(self) -> None:
         """End every run; those that an operation was about to end when it was aborted, too."""
         await together(map(self.end, self._generations.counting))
+
+    async def _obstacles(self, before: Generation, plan: Plan) -> list[str]:
+        if not isinstance(before, Shares):
+            return ["this core cannot share its listeners"]
+        if not await before.answers(LAST_TRY):
+            return ["the core does not answer"]
+        found = [*await before.obstacles(plan)]
+        if not found and (reason := await self._room.make(before)):
+            found.append(reason)
+        return found
+
+    async def _restart(self, plan: Plan, target: Target, deadline: float, least: float) -> Generation:
+        """End every run without losing a byte, then launch; meanwhile nobody is served."""
+        await self.end_all()
+        return await self._launch(plan, target, max(deadline, self._reactor.seconds() + least))
+
+    async def _overlap(self, plan: Plan, target: Target, deadline: float) -> Generation:
+        """Launch beside the run that serves, and lead new connections to the new one when it has shown that it serves.
+
+        Connections that are there stay where they are. Raises `CoreFailed` if the new one does not serve.
+        """
+        run = await self._launch(plan, target, deadline)
+        try:
+            assert isinstance(run, Shares)
+            await run.join()
+            await run.prove(PROOF)
+            await run.lead()
+        except BaseException as error:
+            await run.stop()
+            if isinstance(error, NotShared):
+                raise CoreFailed(f"the new core cannot take over: {error}") from error
+            raise
+        return run
 
     async def _launch(self, plan: Plan, target: Target, deadline: float) -> Generation:
         while True:

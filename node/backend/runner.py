@@ -13,6 +13,7 @@ from twisted.python.failure import Failure
 from node.backend.backoff import Backoff
 from node.backend.control import Control, Settled
 from node.backend.desired import Accepted, Desired, Fingerprint, without_users
+from node.backend.drain import Drain, Limits
 from node.backend.faults import as_told, in_background
 from node.backend.generations import Generations
 from node.backend.members import Members
@@ -36,6 +37,7 @@ MAX_CONFIG = 8 * 1024**2
 READ_INLINE = 64 * 1024
 # Seconds that the backend before a Start has to come back if that fails, while its caller waits.
 BACK_TIMEOUT = 1.0
+DRAIN = Limits()
 
 
 class Runner:
@@ -48,6 +50,7 @@ class Runner:
         record: Record,
         generations: Generations,
         read: Callable[[Generation], Awaitable[bool]],
+        limits: Limits = DRAIN,
     ) -> None:
         self._reactor = reactor
         self._ring = ring
@@ -55,8 +58,12 @@ class Runner:
         self._control = Control()
         self.status = Status(ring)
         self.desired = Desired(reactor, record)
-        replacement = Replacement(reactor, generations, WindDown(reactor, generations, read))
-        self._supervisor = Supervisor(reactor, ring, self.status, self._control, self.desired, generations, replacement)
+        wind_down = WindDown(reactor, generations, read)
+        drain = Drain(reactor, generations, limits, wind_down.end)
+        replacement = Replacement(reactor, generations, wind_down, drain)
+        self._supervisor = Supervisor(
+            reactor, ring, self.status, self._control, self.desired, generations, replacement, drain
+        )
         self._settling = self._supervisor.settling
         self.users = Members(self.status, self._control, self.desired, generations, self._settling)
         self._resuming = Backoff(reactor)
@@ -195,8 +202,12 @@ class Runner:
             self.desired.give_up()
             if self._supervisor.is_aborted(error):
                 raise
+            if before[0] is State.RUNNING and self._generations.current:
+                raise await self._go_on(error, before[1]) from error
             if before[0] in (State.RUNNING, State.RESTARTING):
                 raise await self._put_back(error) from error
+            # What was stopped, and waited for this Start, ends now.
+            await self._supervisor.end_all()
             self.status.enter(*self._after_failure(as_told(error), *before))
             raise
         self._resuming.cancel()
@@ -209,6 +220,14 @@ class Runner:
             return state, reason
         again = "; what ran when the node ended is tried again" if self._resuming.pending else ""
         return State.FAILED, error.text + again
+
+    async def _go_on(self, error: Exception, reason: str) -> NodeError:
+        """The new core did not come up beside the one that serves, which nobody has to notice."""
+        first = as_told(error)
+        self.status.enter(State.RUNNING, reason)
+        await self._settling.settle_start()
+        kind = InvalidConfig if isinstance(error, InvalidConfig) else CoreFailed
+        return kind(f"{first.text}; the backend before it goes on")
 
     async def _put_back(self, error: Exception) -> NodeError:
         """The new core did not come up after the old one had ended: run the old backend again."""

@@ -45,10 +45,15 @@ class Settling:
         """
         if not touched:
             return []
-        works = [keeper.settle(keeper.touched({key for _, key in touched})) for keeper in self._draining]
+        keys = {key for _, key in touched}
+        draining = self._draining
+        works = [keeper.settle(keeper.touched(keys)) for keeper in draining]
         if self._status.running:
             works.append(self._keepers[-1].settle(touched))
-        return await _refused(works)
+        refused = await _refused(works)
+        # One that served until just now, and whose place another took for this change.
+        later = [keeper.settle(keeper.touched(keys)) for keeper in self._draining if keeper not in draining]
+        return refused + await _refused(later) if later else refused
 
     async def settle_all(self) -> list[Refusal]:
         """The same for whatever differs."""
@@ -102,7 +107,10 @@ class Settling:
         return [(keeper, keeper.differences()) for keeper in self._keepers]
 
     async def _settle(self, differences: _Differences) -> list[Refusal]:
-        return await _refused([keeper.settle(keeper.unsettled(changes)) for keeper, changes in differences])
+        refused = await _refused([keeper.settle(keeper.unsettled(changes)) for keeper, changes in differences])
+        known = [keeper for keeper, _ in differences]
+        later = [keeper for keeper in self._draining if keeper not in known]
+        return refused + await _refused([keeper.settle(keeper.unsettled(keeper.differences())) for keeper in later])
 
     def _follow(self) -> None:
         """A run came or went."""

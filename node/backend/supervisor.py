@@ -8,17 +8,19 @@ from twisted.internet.interfaces import IReactorTime
 from node.backend.backoff import Backoff
 from node.backend.control import Control, Settled
 from node.backend.desired import Desired
+from node.backend.drain import Drain
 from node.backend.faults import as_told, in_background
 from node.backend.generations import Generations
 from node.backend.health import Watch
 from node.backend.keeper import Keeper
+from node.backend.probation import Probation, Taken
 from node.backend.renewal import Renewal
 from node.backend.replace import Replacement
 from node.backend.settling import Settling
 from node.backend.state import State, Status
-from node.contract.driver import Exit, Generation
+from node.contract.driver import Exit, Generation, NotShared, Shares
 from node.errors import CoreFailed, InvalidConfig, NodeError
-from node.logs import LogRing
+from node.logs import Logger, LogRing
 
 # Seconds that a core may take to come up.
 START_TIMEOUT = 8.0
@@ -26,6 +28,8 @@ START_TIMEOUT = 8.0
 
 class Supervisor:
     """Watches over the runs. `settling` brings users into them."""
+
+    log = Logger()
 
     def __init__(
         self,
@@ -36,6 +40,7 @@ class Supervisor:
         desired: Desired,
         generations: Generations,
         replacement: Replacement,
+        drain: Drain,
     ) -> None:
         self._reactor = reactor
         self._ring = ring
@@ -44,21 +49,26 @@ class Supervisor:
         self._desired = desired
         self._generations = generations
         self._replacement = replacement
+        self._drain = drain
         self._backoff = Backoff(reactor)
-        self._renewal = Renewal(status, desired, replacement, self._again)
+        self._renewal = Renewal(status, desired, generations, replacement, self._again)
         self.settling = Settling(status, desired, generations, self._keeper)
         self._watch = Watch(reactor, self._hung, self.settling.repair)
+        self._probation = Probation(reactor, generations, self._hung)
+        # Why the run that took over last did not hold, if it did not.
+        self._returned = ""
 
     @property
     def warnings(self) -> list[str]:
-        """What an operator should know about the watch over the cores."""
-        return self._watch.warnings
+        """What an operator should know about the runs: what is not watched, did not hold, or ended connections."""
+        told = [f"the last change ended all connections: {obstacle}" for obstacle in self._replacement.obstacles]
+        return [*filter(None, [self._returned]), *told, *self._watch.warnings, *self._drain.warnings]
 
     async def run(self, deadline: float) -> None:
-        """Have what is accepted run, in the place of what ran. Raises what `Replacement.restart` raises."""
+        """Have what is accepted run, in the place of what ran. Raises what `Replacement.bring` raises."""
         assert self._desired.accepted is not None
         await self.settling.idle()
-        run = await self._replacement.restart(self._desired.accepted.plan, lambda: self._desired.target, deadline)
+        run = await self._replacement.bring(self._desired.accepted.plan, lambda: self._desired.target, deadline)
         self._status.enter(State.RUNNING)
         self._adopt(run)
 
@@ -77,6 +87,8 @@ class Supervisor:
 
     async def end_all(self) -> None:
         """End every run; nothing comes again by itself."""
+        self._probation.end()
+        self._drain.stop()
         await self.settling.idle()
         await self._replacement.end_all()
 
@@ -97,17 +109,58 @@ class Supervisor:
         return Keeper(self._reactor, run, *around, self._adopt, self._watch.doubt)
 
     def _adopt(self, run: Generation) -> None:
+        before, accepted = next(iter(self._generations.serving), None), self._desired.before
+        self._returned = ""
         self._generations.adopt(run)
+        if isinstance(before, Shares) and accepted:
+            self._probation.begin(run, before, accepted)
+        if before:
+            self._drain.begin()
         self._backoff.served()
         self._watch.begin(run)
         run.when_exited().addCallback(self._exited, run)
 
     def _exited(self, ended: Exit, run: Generation) -> None:
-        """A process is gone. If nobody asked it to go it comes again."""
-        was_current = run is self._generations.current
+        """A process is gone. If nobody asked it to go it comes again, or the one before it serves again."""
+        was_current, way_back = run is self._generations.current, self._probation.way_back(run)
         self._generations.gone(run)
-        if was_current and self._status.running:
-            self._again(CoreFailed(ended.reason))
+        if not (was_current and self._status.running):
+            return
+        reason = CoreFailed(ended.reason)
+        if way_back:
+            self._go_back(way_back, reason)
+        else:
+            self._again(reason)
+
+    def _go_back(self, taken: Taken, reason: NodeError) -> None:
+        """What took over did not hold, and what was there before it still serves those who are connected."""
+        self._probation.end()
+        self._status.enter(State.RESTARTING, reason.text)
+
+        async def work(settled: Settled) -> None:
+            if self._status.state is State.RESTARTING and not await self._gone_back(taken, reason):
+                await self.run_again(START_TIMEOUT)
+
+        in_background(self._control.run(work, core=True), "the core before was not taken back")
+
+    async def _gone_back(self, taken: Taken, reason: NodeError) -> bool:
+        """Lead new connections to the run before; the backend is again what it was then. Returns whether that did."""
+        try:
+            await taken.before.lead()
+        except NotShared as error:
+            self.log.warn("the core before cannot be taken back: {reason}", reason=str(error))
+            return False
+        other = taken.accepted is not self._desired.accepted
+        if other:
+            await self._desired.revert(taken.accepted)
+        if not taken.before.alive:
+            return False
+        self._generations.adopt(taken.before)
+        self._returned = f"the core that took over did not hold, and the one before it runs: {reason.text}"
+        self._status.enter(State.RUNNING, self._returned)
+        if other:
+            await self.settling.settle_start()
+        return True
 
     def _again(self, reason: NodeError) -> None:
         """Try again when it is time to, unless a configuration is to blame: that does not mend itself."""

@@ -142,13 +142,17 @@ class NotShared(Exception):
 
 
 @runtime_checkable
-class Shares(Protocol):
+class Shares(Generation, Protocol):
     """A generation that can share its listeners with another run of its core, so that a change drops nobody.
 
     The run that serves joins before the next one is launched, and the next one when it answers. New connections go to
     the run that was `led` to last, at first to the one that joined first; each run keeps the connections that it has.
     A run that ends leaves by itself, and what it was given goes to the newest of the others.
     """
+
+    @property
+    def pid(self) -> int | None:
+        """The process number while it runs."""
 
     async def obstacles(self, plan: Plan) -> Sequence[str]:
         """Why a run of this plan could not take over from this one, each in a line; nothing is touched."""
@@ -162,8 +166,8 @@ class Shares(Protocol):
     async def lead(self) -> None:
         """Give it all new connections; clients of inbounds that it does not have get no answer. Raises `NotShared`."""
 
-    async def deserted(self) -> bool:
-        """Whether it has no connections any more, and none waits for it."""
+    async def connected(self) -> int:
+        """How many connections it has, with those that wait for it."""
 
 
 class Plan(Protocol):

@@ -10,7 +10,7 @@ from twisted.internet.task import Clock, deferLater
 
 from node.contract.accounts import Account, Accounts, Change, Refusal, Unusable, apply
 from node.contract.counters import Reading, Scope
-from node.contract.driver import Applied, Exit
+from node.contract.driver import Applied, Exit, NotShared, Plan
 from node.errors import CoreFailed, InvalidConfig
 from protos.service_pb2 import BackendStatsResponse, Proxy, Trojan, User
 
@@ -152,6 +152,44 @@ class MemoryGeneration:
         self.die(0)
 
 
+class SharedGeneration(MemoryGeneration):
+    """A core that can share its listeners: `driver.led` is the one that is given new connections."""
+
+    pid = None
+
+    def __init__(self, clock: Clock, plan: MemoryPlan, accounts: Mapping[str, Accounts], stopping: Gate) -> None:
+        super().__init__(clock, plan, accounts, stopping)
+        self.joined = False
+        self.connections = 1
+        self.proof: Exception | None = None
+
+    @property
+    def driver(self) -> SharingDriver:
+        assert isinstance(self.plan.driver, SharingDriver)
+        return self.plan.driver
+
+    async def obstacles(self, plan: Plan) -> Sequence[str]:
+        return self.driver.obstacles
+
+    async def join(self) -> None:
+        if self.driver.unshared:
+            raise NotShared(self.driver.unshared)
+        self.joined = True
+        self.driver.led = self.driver.led or self
+
+    async def prove(self, seconds: float) -> None:
+        await self.driver.proving.passed()
+        if self.proof or not self.alive:
+            raise self.proof or CoreFailed("it has gone")
+
+    async def lead(self) -> None:
+        assert self.joined and self.alive
+        self.driver.led = self
+
+    async def connected(self) -> int:
+        return self.connections
+
+
 class MemoryRecord:
     """Satisfies `node.backend.record.Record`: what would be on disk. `gate` is what `flush` waits at."""
 
@@ -192,6 +230,7 @@ class MemoryDriver:
     CALL = 5.0
 
     name = "memory"
+    kind: type[MemoryGeneration] = MemoryGeneration
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or Clock()
@@ -210,6 +249,9 @@ class MemoryDriver:
     @property
     def running(self) -> list[MemoryGeneration]:
         return [core for core in self.cores if core.alive]
+
+    def require_room(self) -> None:
+        assert not self.running, "two cores at once"
 
     def fingerprint(self, config_text: str) -> str:
         return " ".join(config_text.split())
@@ -232,11 +274,11 @@ class MemoryDriver:
             raise self.unchecked
 
     async def launch(self, plan: MemoryPlan, target: Mapping[str, Accounts], seconds: float) -> MemoryGeneration:
-        assert not self.running, "two cores at once"
+        self.require_room()
         assert set(target) == set(plan.tags), "users of another configuration"
         self.launches.append(self.clock.seconds())
         self.patience.append(seconds)
-        core = MemoryGeneration(self.clock, plan, target, self.stopping)
+        core = self.kind(self.clock, plan, target, self.stopping)
         await self.launching.passed()
         if self.faults:
             raise self.faults.pop(0)
@@ -263,3 +305,19 @@ class MemoryDriver:
 
     def sweep(self) -> list[int]:
         return []
+
+
+class SharingDriver(MemoryDriver):
+    """Its cores can share their listeners. `obstacles` are told before anything begins, `unshared` when one joins."""
+
+    kind = SharedGeneration
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        super().__init__(clock)
+        self.led: SharedGeneration | None = None
+        self.obstacles: list[str] = []
+        self.unshared = ""
+        self.proving = Gate()
+
+    def require_room(self) -> None:
+        assert all(isinstance(core, SharedGeneration) and core.joined for core in self.running), "a port is taken"

@@ -37,10 +37,9 @@ class Renewing:
         status.enter(State.STARTING)
         status.enter(State.RUNNING)
         desired.accepted = Accepted(b"", 0, driver, plan, "", ("", "", frozenset()))
-        replacement: Any = self
-        self._renewal = Renewal(
-            status, desired, Replacement(reactor, self._generations, replacement), self.failed.append
-        )
+        wind_down: Any = self
+        replacement = Replacement(reactor, self._generations, wind_down, NoRoom())
+        self._renewal = Renewal(status, desired, self._generations, replacement, self.failed.append)
 
     async def end(self, run: Generation) -> None:
         """In the place of `WindDown.end`."""
@@ -59,3 +58,12 @@ class Renewing:
         """Another run with these."""
         self.run, refused = await self._renewal.renew(self.run, left)
         return refused
+
+
+class NoRoom:
+    """Satisfies `node.backend.replace.Room`: one run at a time."""
+
+    full = False
+
+    async def make(self, run: Generation) -> str:
+        return "there is room for one"

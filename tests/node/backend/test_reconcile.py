@@ -21,6 +21,8 @@ TAGS = ("a", "b")
 class Core:
     """A running core in small: a batch is in force when the test says so. `refuse` are keys it will not take."""
 
+    window = 0.3
+
     def __init__(self) -> None:
         self.target: dict[str, Accounts] = {tag: {} for tag in TAGS}
         self.accounts: dict[str, Accounts] = {tag: {} for tag in TAGS}

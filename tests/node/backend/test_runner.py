@@ -17,7 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from node.backend import desired as members
 from node.backend.generations import Generations
 from node.backend.health import AUDIT, INTERVAL, PATIENCE
-from node.backend.reconcile import WINDOW
+from node.backend.renewal import WINDOW
 from node.backend.replace import LAST_TRY, PORT_RETRY
 from node.backend.runner import BACK_TIMEOUT, MAX_CONFIG, Runner
 from node.backend.supervisor import START_TIMEOUT

@@ -1,0 +1,109 @@
+"""Ends runs that drain: when nobody is connected to them any more, at a limit of time, or for want of room."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from twisted.internet.interfaces import IReactorTime
+
+from node.backend.generations import Generations
+from node.contract.driver import Generation, Shares
+from node.logs import Logger
+from node.machine.memory import available, resident
+from node.periodic import Periodic
+from node.waiting import together
+
+# Seconds between two looks, and how long a run stays at least: a client that was answered by it comes within this time,
+# also if a packet was lost (1 s, then 3 s: Linux' TCP_TIMEOUT_INIT).
+LOOK = 1.0
+SETTLED = 3.0
+# How much memory a run takes while it comes up, of that of the one before it, and what is left untouched.
+PEAK = 2.5
+SPARE = 64 * 1024**2
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a run may drain, in seconds, and how many may at once."""
+
+    timeout: float = 600.0
+    generations: int = 4
+
+
+class Drain:
+    """Looks after the runs whose place another one took."""
+
+    log = Logger()
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        generations: Generations,
+        limits: Limits,
+        end: Callable[[Generation], Awaitable[None]],
+    ) -> None:
+        self._reactor = reactor
+        self._generations = generations
+        self._limits = limits
+        self._end = end
+        # Since when each drains.
+        self._since: dict[Generation, float] = {}
+        self._looking = Periodic("looking after cores that drain", self._look, LOOK, reactor)
+
+    @property
+    def warnings(self) -> list[str]:
+        return self._looking.warnings
+
+    @property
+    def full(self) -> bool:
+        """Whether the next one ends the oldest before its time."""
+        return len(self._since) >= self._limits.generations
+
+    def begin(self) -> None:
+        """A run took the place of those that drain now."""
+        if not self._looking.running:
+            self._looking.start()
+        for run in self._generations.draining:
+            self._since.setdefault(run, self._reactor.seconds())
+
+    def stop(self) -> None:
+        """No run drains any more."""
+        self._since.clear()
+        self._looking.stop()
+
+    async def make(self, run: Generation) -> str:
+        """Satisfies `node.backend.replace.Room`: the oldest end before their time where there are too many."""
+        self._forget()
+        while (others := [other for other in self._since if other is not run]) and (self.full or self._too_large(run)):
+            await self._end_early(others[0], "another one is to drain")
+        return "there is not enough memory for two cores" if self._too_large(run) else ""
+
+    def _too_large(self, run: Generation) -> bool:
+        size = resident(run.pid) if isinstance(run, Shares) and run.pid is not None else 0
+        return available() < PEAK * size + SPARE
+
+    async def _look(self) -> None:
+        self._forget()
+        await together(self._look_at(run, since) for run, since in tuple(self._since.items()))
+
+    async def _look_at(self, run: Generation, since: float) -> None:
+        age = self._reactor.seconds() - since
+        if age >= self._limits.timeout:
+            await self._end_early(run, f"it has drained for {self._limits.timeout:g} s")
+        elif age >= SETTLED and isinstance(run, Shares) and not await run.connected():
+            await self._over(run)
+
+    async def _end_early(self, run: Generation, reason: str) -> None:
+        count = await run.connected() if isinstance(run, Shares) else 0
+        self.log.info("a core that drains is ended with {count} connections: {reason}", count=count, reason=reason)
+        await self._over(run)
+
+    async def _over(self, run: Generation) -> None:
+        self._since.pop(run, None)
+        if run in self._generations.draining:
+            await self._end(run)
+
+    def _forget(self) -> None:
+        """Those that do not drain any more: they died, serve again, or are ended by others."""
+        self._since = {run: since for run, since in self._since.items() if run in self._generations.draining}

@@ -1,0 +1,67 @@
+"""The time in which a run that took over has to show that it holds, and the way back to the one before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+
+from node.backend.desired import Accepted
+from node.backend.generations import Generations
+from node.contract.driver import Generation, Shares
+from node.periodic import Periodic
+
+# Seconds that it lasts, between two questions in it, and that an answer may take.
+SECONDS = 5.0
+ASK = 1.0
+ANSWER = 2.0
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A run that took over, and the one before it, of what was accepted then."""
+
+    run: Generation
+    before: Shares
+    accepted: Accepted
+
+
+class Probation:
+    """`hung` is told of a run that does not answer in it."""
+
+    def __init__(
+        self, reactor: IReactorTime, generations: Generations, hung: Callable[[Generation, str], None]
+    ) -> None:
+        self._reactor = reactor
+        self._generations = generations
+        self._hung = hung
+        self._taken: Taken | None = None
+        self._over: IDelayedCall | None = None
+        self._asking = Periodic("asking a new core whether it holds", self._ask, ASK, reactor)
+
+    def begin(self, run: Generation, before: Shares, accepted: Accepted) -> None:
+        """This run took over from that one."""
+        self.end()
+        self._taken = Taken(run, before, accepted)
+        self._asking.start()
+        self._over = self._reactor.callLater(SECONDS, self.end)
+
+    def end(self) -> None:
+        """There is no way back any more."""
+        self._taken = None
+        self._asking.stop()
+        if self._over is not None and self._over.active():
+            self._over.cancel()
+
+    def way_back(self, run: Generation) -> Taken | None:
+        """Where to go if this run has failed just now."""
+        taken = self._taken
+        if taken is None or taken.run is not run:
+            return None
+        return taken if taken.before in self._generations.draining and taken.before.alive else None
+
+    async def _ask(self) -> None:
+        taken = self._taken
+        if taken and self.way_back(taken.run) and not await taken.run.answers(ANSWER) and taken.run.alive:
+            self._hung(taken.run, f"it did not answer for {ANSWER:g} s just after it took over")

@@ -1,0 +1,320 @@
+"""Another run beside the one that serves: nobody is dropped, a bad one is not led to, and the old ones drain."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from node.backend import drain
+from node.backend.drain import SETTLED, Limits
+from node.backend.generations import Generations
+from node.backend.probation import SECONDS as PROBATION
+from node.backend.renewal import CROWDED_WINDOW
+from node.backend.runner import Runner
+from node.contract.driver import Generation
+from node.errors import CoreFailed, InvalidConfig, UsersRefused
+from node.logs import LogRing
+from protos.service_pb2 import Backend, User
+from tests.harness.memory import MemoryRecord, SharedGeneration, SharingDriver, person
+
+GRACE = 30.0
+ANN, BOB, CY = person("ann", "one", "a"), person("bob", "two", "a"), person("cy", "three", "a")
+
+
+class OverlapTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = cast(Any, Clock())
+        self.driver = SharingDriver(self.clock)
+        self.ring, self.generations, self.record = LogRing(self.clock, 1000), Generations(), MemoryRecord()
+        limits = Limits(timeout=60.0, generations=2)
+        self.runner = Runner(self.clock, self.ring, self.record, self.generations, self.read, limits)
+        self.patch(drain, "available", lambda: 1 << 40)
+
+    def tearDown(self) -> None:
+        for gate in (self.driver.launching, self.driver.stopping, self.driver.proving):
+            gate.open()
+        closed = ensureDeferred(self.runner.close())
+        self.pass_time(3)
+        self.successResultOf(closed)
+        self.assertEqual((self.driver.running, self.clock.getDelayedCalls()), ([], []))
+
+    async def read(self, _: Generation) -> bool:
+        return False
+
+    def start(self, config: str, *users: User) -> Deferred[None]:
+        return ensureDeferred(self.runner.start(self.driver, Backend(config=config, users=users)))
+
+    def started(self, config: str, *users: User) -> SharedGeneration:
+        self.successResultOf(self.start(config, *users))
+        return self.current
+
+    def sync(self, *users: User) -> Deferred[None]:
+        return ensureDeferred(self.runner.users.replace(users))
+
+    def pass_time(self, seconds: float) -> None:
+        self.clock.pump([0.0] + [0.125] * int(seconds * 8))
+
+    @property
+    def current(self) -> SharedGeneration:
+        assert isinstance(self.generations.current, SharedGeneration)
+        return self.generations.current
+
+    def names(self, run: Generation) -> set[str]:
+        return {key for accounts in run.accounts.values() for key in accounts}
+
+    @property
+    def state(self) -> tuple[str, str]:
+        return str(self.runner.status.state), self.runner.status.reason
+
+
+class Starts(OverlapTests):
+    def test_nobody_is_dropped(self) -> None:
+        """Another configuration comes in beside the one that serves, which keeps its connections until they end."""
+        old = self.started("a", ANN)
+        new = self.started("a x", ANN, BOB)
+        self.assertEqual((old.alive, old.wound_down, self.driver.led), (True, False, new))
+        self.assertEqual((self.generations.draining, self.state), ((old,), ("running", "")))
+        self.pass_time(PROBATION + 1)
+        self.assertTrue(old.alive)
+        old.connections = 0
+        self.pass_time(2)
+        self.assertEqual((old.alive, self.generations.counting), (False, (new,)))
+
+    def test_an_old_one_stays_for_a_while(self) -> None:
+        """A client may have its answer and not be there yet."""
+        old = self.started("a", ANN)
+        old.connections = 0
+        self.started("a x", ANN)
+        self.pass_time(SETTLED - 0.5)
+        self.assertTrue(old.alive)
+        self.pass_time(2)
+        self.assertFalse(old.alive)
+
+    def test_a_limit_of_time(self) -> None:
+        """One whose clients never go is ended."""
+        old = self.started("a", ANN)
+        self.started("a x", ANN)
+        self.pass_time(59)
+        self.assertTrue(old.alive)
+        self.pass_time(2)
+        self.assertFalse(old.alive)
+
+    def test_too_many_at_once(self) -> None:
+        """The oldest is ended."""
+        runs = [self.started("a" + " x" * number, ANN) for number in range(4)]
+        self.assertEqual([run.alive for run in runs], [False, True, True, True])
+
+    def test_too_little_memory(self) -> None:
+        """Those that drain are ended first; where that is not enough it is a restart, and a warning says why."""
+        first = self.started("a", ANN)
+        second = self.started("a x", ANN)
+        self.patch(drain, "available", lambda: 1)
+        third = self.started("a y", ANN)
+        self.assertEqual([run.alive for run in (first, second, third)], [False, False, True])
+        self.assertIn("there is not enough memory for two cores", "".join(self.runner.warnings))
+        self.patch(drain, "available", lambda: 1 << 40)
+        self.started("a z", ANN)
+        self.assertEqual(self.runner.warnings, [])
+
+    def test_where_it_cannot_be_done(self) -> None:
+        """The core is restarted, and a warning says why."""
+        old = self.started("a", ANN)
+        for self.driver.obstacles, self.driver.unshared in ((["port 1 is UDP"], ""), ([], "somebody else listens")):
+            new = self.started(old.plan.config + " x", ANN)
+            self.assertEqual((old.alive, old.wound_down), (False, True))
+            [reason] = [*self.driver.obstacles, *filter(None, [self.driver.unshared])]
+            self.assertIn(reason, "".join(self.runner.warnings))
+            old = new
+
+    def test_one_that_does_not_come_up(self) -> None:
+        """Nobody notices, and the caller hears why."""
+        old = self.started("a", ANN)
+        for fault, kind in ((CoreFailed("it fell"), CoreFailed), (InvalidConfig("it is odd"), InvalidConfig)):
+            self.driver.faults = [fault]
+            error = self.failureResultOf(self.start("a x", BOB), kind).value
+            self.assertEqual(error.text, f"{fault.text}; the backend before it goes on")
+            self.assertEqual(
+                (self.generations.counting, self.names(old), self.state), ((old,), {"ann"}, ("running", ""))
+            )
+        self.assertEqual(self.record.kept.keys(), {"ann"})
+
+    def test_one_that_does_not_accept(self) -> None:
+        """It is ended, and was never given anybody."""
+        old = self.started("a", ANN)
+        self.driver.proving.shut = True
+        start = self.start("a x", BOB)
+        [_, new] = self.driver.running
+        cast(SharedGeneration, new).proof = CoreFailed("port 1 does not accept")
+        self.driver.proving.open()
+        self.failureResultOf(start, CoreFailed)
+        self.assertEqual((new.alive, self.driver.led, self.current), (False, old, old))
+
+    def test_users_meanwhile(self) -> None:
+        """What is said while it comes up holds for both: who is removed is out of the old one too."""
+        old = self.started("a", ANN, BOB)
+        self.driver.launching.shut = True
+        start = self.start("a x", ANN, BOB)
+        sync = self.sync(ANN, CY)
+        self.driver.launching.open()
+        for done in (start, sync):
+            self.successResultOf(done)
+        self.assertEqual((self.names(old), self.names(self.current)), ({"ann"}, {"ann", "cy"}))
+
+    def test_users_while_one_fails(self) -> None:
+        """They are in the one that goes on."""
+        old = self.started("a", ANN, BOB)
+        self.driver.launching.shut = True
+        start = self.start("a x", ANN, BOB)
+        self.successResultOf(self.sync(ANN, CY))
+        self.driver.faults = [CoreFailed("it fell")]
+        self.driver.launching.open()
+        self.failureResultOf(start, CoreFailed)
+        self.assertEqual(self.names(old), {"ann", "cy"})
+
+    def test_who_is_out_of_a_set(self) -> None:
+        """Is out of the old one as well when the Start is answered."""
+        old = self.started("a", ANN, BOB)
+        self.started("a x", ANN)
+        self.assertEqual(self.names(old), {"ann"})
+
+    def test_a_stop_and_another_start(self) -> None:
+        """A panel's way to change a configuration drops nobody either."""
+        old = self.started("a", ANN)
+        self.successResultOf(ensureDeferred(self.runner.stop("asked", GRACE)))
+        new = self.started("a x", ANN)
+        self.assertEqual((old.alive, self.driver.led, self.generations.draining), (True, new, (old,)))
+
+    def test_a_stop_and_a_start_that_fails(self) -> None:
+        """What was stopped is over then."""
+        old = self.started("a", ANN)
+        self.successResultOf(ensureDeferred(self.runner.stop("asked", GRACE)))
+        self.driver.faults = [CoreFailed("it fell")]
+        self.failureResultOf(self.start("a x", ANN), CoreFailed)
+        self.assertEqual((old.alive, self.state[0]), (False, "failed"))
+
+    def test_a_stop_meanwhile(self) -> None:
+        """No run is left, wherever the overlap was."""
+        for gate in (self.driver.launching, self.driver.proving):
+            self.started("a", ANN)
+            gate.shut = True
+            start = self.start("a x", ANN)
+            stop = ensureDeferred(self.runner.stop("asked"))
+            gate.open()
+            self.successResultOf(stop)
+            start.addErrback(lambda _: None)
+            self.assertEqual((self.driver.running, self.state[0]), ([], "stopped"))
+            self.driver.led = None
+
+    def test_a_stop_ends_all(self) -> None:
+        """Those that drain, too."""
+        self.started("a", ANN)
+        self.started("a x", ANN)
+        self.successResultOf(ensureDeferred(self.runner.stop("asked")))
+        self.assertEqual((self.driver.running, self.generations.counting), ([], ()))
+
+
+class WaysBack(OverlapTests):
+    def test_it_dies_at_once(self) -> None:
+        """The one before it serves again, with its configuration and the users of now, which is told and recorded."""
+        old = self.started("a", ANN)
+        new = self.started("a x", ANN, BOB)
+        self.driver.led = None
+        new.die()
+        self.pass_time(0)
+        self.assertEqual((self.current, self.driver.led, self.names(old)), (old, old, {"ann", "bob"}))
+        self.assertEqual(self.state[0], "running")
+        self.assertIn("signal 9", self.state[1])
+        self.assertIn("did not hold", "".join(self.runner.warnings))
+        self.assertEqual(Backend.FromString(self.record.request).config, "a")
+        self.successResultOf(self.start("a", ANN))
+        self.assertEqual(self.current, old)
+
+    def test_it_hangs(self) -> None:
+        """One that answers nothing any more is ended."""
+        old = self.started("a", ANN)
+        new = self.started("a x", ANN)
+        new.silent = True
+        self.pass_time(4)
+        self.assertEqual((new.killed, self.current, self.state[0]), (True, old, "running"))
+
+    def test_it_dies_later(self) -> None:
+        """That is a crash."""
+        self.started("a", ANN)
+        new = self.started("a x", ANN)
+        self.pass_time(PROBATION + 1)
+        new.die()
+        self.pass_time(0)
+        self.assertEqual((self.current.plan.config, self.state), ("a x", ("running", "")))
+        self.assertIsNot(self.current, new)
+
+    def test_both_die(self) -> None:
+        """So is that."""
+        old = self.started("a", ANN)
+        new = self.started("a x", ANN)
+        old.die()
+        new.die()
+        self.pass_time(0)
+        self.assertEqual((self.current.plan.config, self.state[0]), ("a x", "running"))
+
+    def test_the_old_one_dies(self) -> None:
+        """That costs its connections, and nothing else."""
+        old = self.started("a", ANN)
+        new = self.started("a x", ANN)
+        old.die()
+        self.pass_time(2 * PROBATION)
+        self.assertEqual((self.current, self.generations.counting, self.state), (new, (new,), ("running", "")))
+
+
+class Renewals(OverlapTests):
+    def setUp(self) -> None:
+        super().setUp()
+        self.driver.dear = lambda change: change.packed is not None
+
+    def settled(self, done: Deferred[None], seconds: float = 1.0) -> Deferred[None]:
+        self.pass_time(seconds)
+        return done
+
+    def test_users_who_come(self) -> None:
+        """Nobody else notices."""
+        old = self.started("a", ANN)
+        self.successResultOf(self.settled(self.sync(ANN, BOB)))
+        self.assertEqual((old.alive, self.names(self.current)), (True, {"ann", "bob"}))
+
+    def test_who_leaves_with_them(self) -> None:
+        """Is out of the old one when the caller hears."""
+        old = self.started("a", ANN, BOB)
+        self.driver.dear = lambda change: old is self.generations.current
+        self.successResultOf(self.settled(self.sync(ANN, CY)))
+        self.assertEqual((old.alive, self.names(old), self.names(self.current)), (True, {"ann"}, {"ann", "cy"}))
+
+    def test_none_comes_up_with_them(self) -> None:
+        """The one that serves goes on, and they are told."""
+        old = self.started("a", ANN)
+        self.driver.faults = [CoreFailed("it fell")]
+        [refused] = self.failureResultOf(self.settled(self.sync(ANN, BOB)), UsersRefused).value.refused
+        self.assertEqual((refused, self.current, self.state[0]), (("bob", "a: it fell"), old, "running"))
+
+    def test_many_one_after_another(self) -> None:
+        """Where one that drains would end early they are collected for longer."""
+        self.started("a")
+        for user in (ANN, BOB):
+            self.successResultOf(self.settled(ensureDeferred(self.runner.users.update([user]))))
+        self.assertEqual(len(self.generations.draining), 2)
+        late = ensureDeferred(self.runner.users.update([CY]))
+        self.pass_time(CROWDED_WINDOW - 1)
+        self.assertNoResult(late)
+        self.successResultOf(self.settled(late, 2))
+        self.assertEqual((len(self.generations.draining), self.names(self.current)), (2, {"ann", "bob", "cy"}))
+
+    def test_one_that_dies_at_once(self) -> None:
+        """The one before it serves again; the users who came with it come by the next audit."""
+        old = self.started("a", ANN)
+        self.successResultOf(self.settled(self.sync(ANN, BOB)))
+        self.current.die()
+        self.pass_time(0)
+        self.assertEqual((self.current, self.names(old), self.state[0]), (old, {"ann"}, "running"))
+        self.pass_time(61)
+        self.assertEqual(self.names(self.current), {"ann", "bob"})
