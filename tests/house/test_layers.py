@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 # What the modules of each room may import of ours, beside their own room and `protos`: rooms, or single modules.
 ROOMS: dict[str, set[str]] = {
     "node": {"node.contract.settings"},
-    "node.contract": {"node.aio", "node.errors", "node.logs"},
+    "node.contract": {"node.aio", "node.errors", "node.logs", "node.reactor"},
     "node.machine": {"node.logs", "node.periodic", "node.reactor"},
     "node.state": {"node.contract", "node.logs", "node.reactor", "node.waiting"},
     "node.traffic": {"node.contract", "node.state", "node.errors", "node.logs", "node.periodic", "node.waiting"},
@@ -30,7 +30,7 @@ ROOMS: dict[str, set[str]] = {
     "node.client": {"node.api", "node.aio", "node.errors", "node.logs"},
     "drivers": {"node.contract", "node.errors"},
     "drivers.install": {"drivers.process.leash"},
-    "drivers.process": {"drivers.install", "node.contract", "node.errors", "node.logs"},
+    "drivers.process": {"drivers.install", "node.contract", "node.errors", "node.logs", "node.reactor"},
     "drivers.sockets": {"node.logs"},
     "drivers.xray": {
         *("drivers", "drivers.install.releases", "drivers.process", "drivers.sockets"),

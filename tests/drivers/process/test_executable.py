@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from scripts.staging.sing_box import BUILDS, find_sing_box
 from scripts.staging.wait import until
@@ -48,6 +49,7 @@ def endless() -> str:
     return json.dumps({"route": {"rules": [{**rule, "outbound": "x"}]}})
 
 
+@pytest.mark.core
 def test_no_look_outlives_a_killed_node(tmp_path: Path) -> None:
     """After kill -9 in the middle of a question for the version, of a conversion and of a check, all of them end."""
     real = str(find_sing_box(next(iter(BUILDS))))
