@@ -51,10 +51,10 @@ def asking(what: str, unsupported: str = "") -> Iterator[None]:
     """Raises `CoreFailed` with this for what a core does not answer, or `Unsupported` for what it never does."""
     try:
         yield
-    except ApiFailed as fault:
-        if fault.unsupported and unsupported:
-            raise Unsupported(unsupported) from fault
-        raise CoreFailed(f"{what}: {fault}") from fault
+    except ApiFailed as error:
+        if error.unsupported and unsupported:
+            raise Unsupported(unsupported) from error
+        raise CoreFailed(f"{what}: {error}") from error
 
 
 class Channel:
@@ -109,15 +109,15 @@ def _failing() -> Iterator[None]:
     """
     try:
         yield
-    except grpc.aio.AioRpcError as fault:
-        raise ApiFailed(fault.details() or fault.code().name, fault.code()) from fault
-    except grpc.aio.UsageError as fault:
-        raise ApiFailed(f"the core's run is over: {fault}") from fault
-    except asyncio.CancelledError as fault:
+    except grpc.aio.AioRpcError as error:
+        raise ApiFailed(error.details() or error.code().name, error.code()) from error
+    except grpc.aio.UsageError as error:
+        raise ApiFailed(f"the core's run is over: {error}") from error
+    except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise ApiFailed("the core's run ended before it answered") from fault
+        raise ApiFailed("the core's run ended before it answered") from error
 
 
 def _serialize(message: Message | bytes) -> bytes:

@@ -67,7 +67,7 @@ class Log(Protocol):
 
 
 class LogRing:
-    """The newest `size` lines, and who waits for more."""
+    """The newest `size` lines, and the readers that wait for more."""
 
     def __init__(self, reactor: IReactorTime, size: int) -> None:
         self._reactor = reactor

@@ -140,8 +140,8 @@ class _Check:
     def _path(self, name: str) -> Path:
         try:
             return (self._directory / Path(self._values[name]).expanduser()).absolute()
-        except RuntimeError as fault:
-            self._faults.append(f"{name}: {fault}")
+        except RuntimeError as error:
+            self._faults.append(f"{name}: {error}")
             return self._directory
 
     def _file(self, name: str, default: Path) -> Path:
@@ -225,8 +225,8 @@ def _read_env_file(path: Path) -> dict[str, str]:
         lines = path.read_text().splitlines()
     except FileNotFoundError:
         return {}
-    except (OSError, UnicodeDecodeError) as fault:
-        raise BadSettings([f"{path} cannot be read: {fault}"]) from fault
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadSettings([f"{path} cannot be read: {error}"]) from error
     values = {}
     for line in lines:
         name, equals, value = line.strip().removeprefix("export ").partition("=")

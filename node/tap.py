@@ -145,8 +145,8 @@ class NodeService(Service):
             self._aio.startService()
             self._listen_grpc()
             self._listen_rest()
-        except (OSError, BadPair, CannotListenError) as fault:
-            raise SystemExit(f"txnode cannot start: {fault}") from fault
+        except (OSError, BadPair, CannotListenError) as error:
+            raise SystemExit(f"txnode cannot start: {error}") from error
         for part in (self._system, self._watch, self._systemd):
             part.startService()
         self._reactor.callWhenRunning(self._ready)

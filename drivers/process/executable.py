@@ -84,8 +84,8 @@ class Installation:
         reactor, configured = self.host.reactor, self.host.settings.get(self._variable) or None
         try:
             path = await deferToThreadPool(reactor, reactor.getThreadPool(), find, self.core, configured)
-        except InstallError as fault:
-            raise CoreFailed(str(fault)) from fault
+        except InstallError as error:
+            raise CoreFailed(str(error)) from error
         if path is None:
             how = f"run `python -m drivers.install {self.core.name}`"
             raise CoreFailed(f"there is no {self.core.title} on this machine: {how}")

@@ -34,9 +34,9 @@ def main(arguments: list[str]) -> None:
         raise SystemExit("the node is gone already")
     try:
         os.execv(command[0], command)  # noqa: S606 - this is what the script is for
-    except OSError as fault:
-        sys.stderr.write(f"cannot run {command[0]}: {fault.strerror}\n")
-        raise SystemExit(MISSING if isinstance(fault, FileNotFoundError) else UNFIT) from fault
+    except OSError as error:
+        sys.stderr.write(f"cannot run {command[0]}: {error.strerror}\n")
+        raise SystemExit(MISSING if isinstance(error, FileNotFoundError) else UNFIT) from error
 
 
 if __name__ == "__main__":

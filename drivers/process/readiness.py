@@ -50,8 +50,8 @@ async def read(reactor: PooledReactor, text: str, reading: Callable[..., T], *ar
     """
     try:
         return await _aside(reactor, len(text) > READ_INLINE, reading, *arguments)
-    except RecursionError as fault:
-        raise InvalidConfig("the configuration is nested too deeply") from fault
+    except RecursionError as error:
+        raise InvalidConfig("the configuration is nested too deeply") from error
 
 
 async def _aside(reactor: PooledReactor, dear: bool, work: Callable[..., T], *arguments: Any) -> T:

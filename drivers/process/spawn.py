@@ -57,8 +57,8 @@ class Spawner:
         try:
             environment = {**self.environment, MARK: mark(self.owner)}
             self.reactor.spawnProcess(process, argv[0], argv, env=environment, childFDs={1: "r", 2: "r", **files})
-        except OSError as fault:
-            raise CoreFailed(f"{command[0]} cannot be run: {fault}") from fault
+        except OSError as error:
+            raise CoreFailed(f"{command[0]} cannot be run: {error}") from error
 
     async def run(
         self, command: Sequence[str], *, stdin: bytes = b"", seconds: float = SECONDS, output: int = 3

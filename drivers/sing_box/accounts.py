@@ -1,4 +1,4 @@
-"""From a user to his entry in an inbound of sing-box. Pure; the only place where entries are built.
+"""From a user to their entry in an inbound of sing-box. Pure; the only place where entries are built.
 
 An entry is the bytes of its JSON. Which field of a message becomes which credential: docs/sing-box.md. What an empty,
 odd or double credential does there was tried on the core (1.14.1, 1.14.4).
@@ -48,7 +48,7 @@ _NAME = re.compile(rb'\{"(?:user)?name": ("(?:[^"\\]|\\.)*")')
 
 @dataclass(frozen=True)
 class Inbound:
-    """What an entry depends on besides the user.
+    """What an entry depends on beside the user.
 
     `vision` is whether the inbound can carry Vision, `method` the method of a Shadowsocks inbound.
     """
@@ -180,9 +180,9 @@ def quoted_name(packed: bytes) -> bytes:
 
 
 def alike(one: bytes | None, other: bytes | None) -> bool:
-    """Whether two entries of one user let him in by the same credential: his e-mail may be spelled in another case.
+    """Whether two entries of one user let them in by the same credential: the e-mail may be spelled in another case.
 
-    Where the e-mail is what he logs in by, its spelling belongs to the credential.
+    Where the e-mail is what they log in by, its spelling belongs to the credential.
     """
     if one is None or other is None or not one.startswith(_NAMED):
         return one == other

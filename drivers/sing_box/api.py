@@ -99,7 +99,7 @@ class Api:
         return {stat.name: stat.value for stat in reply.stat}, 0
 
     async def online(self, key: str) -> dict[str, int]:
-        """A user's addresses, and when his newest connection from there began (Unix seconds). Raises `ApiFailed`."""
+        """A user's addresses, and when their newest connection from there began (Unix seconds). Raises `ApiFailed`."""
         async with self._listing:
             now = asyncio.get_running_loop().time()
             if now - self._listed[0] > FRESH:

@@ -198,8 +198,8 @@ def render(plan: Plan, api: Endpoint, target: Mapping[str, Accounts], roll: str 
 def roll(plan: Plan, api: Endpoint, target: Mapping[str, Accounts]) -> bytes:
     """The file of live users that the core reads when it starts: a cache of ssm-api.
 
-    Their counters stand there with 0. Otherwise the core enters each at his first connection, which ends it if that is
-    while it goes through them to write them down, as it does every minute (`service/ssmapi/cache.go`).
+    Their counters stand there with 0. Otherwise the core enters each user at their first connection, and crashes if it
+    is just going through them to write them down, as it does every minute (`service/ssmapi/cache.go`).
     """
     endpoints: dict[str, Json] = {}
     for number, tag in enumerate(plan.live):

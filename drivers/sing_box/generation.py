@@ -52,7 +52,7 @@ class SingBoxGeneration(Run[Api]):
         self._lacking = 0
         # The labels of live users whose e-mails are spelled otherwise by now.
         self._labels: dict[tuple[str, str], str] = {}
-        # Who is in its configuration, and of them those who may come in.
+        # The users of its configuration, and of them those who may come in.
         self._configured = users
         self.accounts: dict[str, Accounts] = {tag: dict(accounts) for tag, accounts in users.items()}
         # However the process ends: nobody asks a port any more that is not its own then.
@@ -145,7 +145,7 @@ class SingBoxGeneration(Run[Api]):
         return alike(change.packed, self._configured[change.tag].get(change.key))
 
     def _is_respelled(self, change: Change) -> bool:
-        """The user is in already, by the same credential, and only his e-mail is spelled otherwise."""
+        """The user is in already, by the same credential, and only their e-mail is spelled otherwise."""
         return change.packed is not None and alike(change.packed, self.accounts[change.tag].get(change.key))
 
     def _cost(self, live: Sequence[Change]) -> float:
@@ -153,7 +153,7 @@ class SingBoxGeneration(Run[Api]):
         return LIVE_COST * sum(len(self.accounts[change.tag]) for change in live)
 
     async def _admit(self, changes: Sequence[Change]) -> list[Refusal]:
-        """Bring changes into force that are free. Who is refused."""
+        """Apply changes that are free. Returns who is refused."""
         respelled = set(filter(self._is_respelled, changes))
         self._respell(respelled)
         coming = [change for change in changes if change.packed is not None and change not in respelled]
@@ -174,8 +174,8 @@ class SingBoxGeneration(Run[Api]):
                 # Their accounts are in force by now: nobody would ask for them again.
                 admitted = [pair for change in coming if (pair := (change.tag, change.key)) not in refused]
                 await self._host.aio.run(self._api.admit(admitted))
-        except ApiFailed as fault:
-            raise CoreFailed(f"the core did not end connections of removed users: {fault}") from fault
+        except ApiFailed as error:
+            raise CoreFailed(f"the core did not end connections of removed users: {error}") from error
         return list(refused.values())
 
     def _respell(self, changes: Iterable[Change]) -> None:
@@ -199,8 +199,8 @@ class SingBoxGeneration(Run[Api]):
         for change in live:
             try:
                 await self._live.shut_out(change.tag, self._login(change.tag, change.key, change.packed or b"")[0])
-            except ApiFailed as fault:
-                self.log.warn("a removed user's connections are closed as they come: {fault}", fault=fault)
+            except ApiFailed as error:
+                self.log.warn("a removed user's connections are closed as they come: {fault}", fault=error)
 
     async def _let_in(self, coming: Sequence[Change]) -> dict[tuple[str, str], Refusal]:
         refused = {}
@@ -211,8 +211,8 @@ class SingBoxGeneration(Run[Api]):
                 self._note(user, key)
                 try:
                     await self._live.let_in(tag, user, password)
-                except ApiFailed as fault:
-                    refused[tag, key] = Refusal(name_of(packed), f"{tag}: {fault}")
+                except ApiFailed as error:
+                    refused[tag, key] = Refusal(name_of(packed), f"{tag}: {error}")
                     continue
             self.accounts[tag][key] = packed
         return refused
@@ -230,13 +230,13 @@ class SingBoxGeneration(Run[Api]):
                 pool = self._host.reactor.getThreadPool()
                 await deferToThreadPool(self._host.reactor, pool, deafen, self.pid, self.plan.ports)
                 await deferToThreadPool(self._host.reactor, pool, run_dry, self.pid, self._api.ports)
-        except Unreachable as fault:
-            self.log.warn("the core goes on accepting: {fault}", fault=fault)
+        except Unreachable as error:
+            self.log.warn("the core goes on accepting: {fault}", fault=error)
         try:
             await self._host.aio.run(self._api.until_idle(DRY))
             await self._host.aio.run(self._api.end_all())
-        except ApiFailed as fault:
-            self.log.warn("the core goes on serving: {fault}", fault=fault)
+        except ApiFailed as error:
+            self.log.warn("the core goes on serving: {fault}", fault=error)
 
     def _ended(self, _: Exit) -> None:
         for warning in self.warnings:

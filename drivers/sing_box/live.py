@@ -42,9 +42,9 @@ _ROW = re.compile(rb'"username":("(?:[^"\\]|\\.)*"),"downlinkBytes":(\d+),"uplin
 class LiveUsers:
     """The users of the inbounds `tags` of one run of the core, by their labels.
 
-    Who is removed stays in the core's list with a key that nobody has. So his counters do not vanish, and the list does
-    not become shorter: a connection that is about to come in holds a place in it, and would end the core if that was
-    not there any more (`protocol/shadowsocks/inbound_multi.go`).
+    A removed user stays in the core's list with a key that nobody has. So their counters do not vanish, and the list
+    does not become shorter: a connection that is about to come in holds a place in it, and would end the core if that
+    was not there any more (`protocol/shadowsocks/inbound_multi.go`).
     """
 
     def __init__(self, reactor: PooledReactor, endpoint: Endpoint, tags: Sequence[str]) -> None:
@@ -67,7 +67,7 @@ class LiveUsers:
             entry = {"username": user, "uPSK": password}
             code, text = await self._ask(b"POST", f"{self._places[tag]}/users", entry)
             if code != 201:
-                # The core has kept him, and would refuse all others from now on.
+                # The core has kept them, and would refuse all others from now on.
                 await self._ask(b"DELETE", self._path(tag, user))
                 raise ApiFailed(text.decode("utf-8", "replace"))
         elif code != 204:
@@ -75,7 +75,7 @@ class LiveUsers:
             raise ApiFailed(text.decode("utf-8", "replace"))
 
     async def shut_out(self, tag: str, user: str) -> None:
-        """Nobody has the credential of this user any more. Who is connected stays. Raises `ApiFailed`."""
+        """Nobody has the credential of this user any more. Connected users stay. Raises `ApiFailed`."""
         code, text = await self._change(tag, user, self._nobody)
         if code not in (204, 404):
             raise ApiFailed(text.decode("utf-8", "replace"))

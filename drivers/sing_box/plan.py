@@ -85,8 +85,8 @@ class SingBoxPlan:
 def _endpoint(core: Executable, plan: config.Plan) -> config.Endpoint:
     try:
         return config.Endpoint.new(free_ports, counts(core), bool(plan.live))
-    except OSError as fault:
-        raise CoreFailed(f"the core cannot have a port for its API: {fault}") from fault
+    except OSError as error:
+        raise CoreFailed(f"the core cannot have a port for its API: {error}") from error
 
 
 def _sifter(endpoint: config.Endpoint) -> Callable[[list[str]], list[str]]:

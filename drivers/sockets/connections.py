@@ -86,9 +86,9 @@ def peers(pid: int) -> set[Endpoint]:
 
 
 def deafen(pid: int, ports: Ports) -> None:
-    """Have the kernel drop who knocks at these TCP ports: he knocks again a second later. Raises `Unreachable`.
+    """Have the kernel drop new connections to these TCP ports: clients try again a second later. Raises `Unreachable`.
 
-    With luck by then another process has the port. A closed listener would have had him refused.
+    With luck by then another process has the port. A closed listener would refuse them.
     """
     for duplicate in duplicates(pid):
         with socket.socket(fileno=os.dup(duplicate)) as one:
@@ -128,8 +128,8 @@ def duplicates(pid: int) -> Iterator[int]:
         process, names = os.pidfd_open(pid), os.open(f"/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY)
     except (ProcessLookupError, FileNotFoundError):
         return
-    except OSError as fault:
-        raise Unreachable(fault) from fault
+    except OSError as error:
+        raise Unreachable(error) from error
     try:
         for name in os.listdir(names):  # noqa: PTH208 - of a descriptor
             duplicate = _duplicate(process, names, name)
@@ -141,8 +141,8 @@ def duplicates(pid: int) -> Iterator[int]:
                 os.close(duplicate)
     except ProcessLookupError:
         return
-    except OSError as fault:
-        raise Unreachable(fault) from fault
+    except OSError as error:
+        raise Unreachable(error) from error
     finally:
         os.close(process)
         os.close(names)

@@ -52,9 +52,9 @@ def look(pid: int, ports: Ports) -> tuple[Survey, list[socket.socket]]:
                 elif _takes_datagrams(one) and at(one.getsockname()[1], ports):
                     udp.add(address_of(one))
                     obstacles += _obstacles(one)
-    except Unreachable as fault:
+    except Unreachable as error:
         obstacles.append(
-            f"the node may not have duplicates of the core's sockets ({fault.__cause__}): it must be allowed "
+            f"the node may not have duplicates of the core's sockets ({error.__cause__}): it must be allowed "
             "pidfd_open and pidfd_getfd, and the core's executable must be readable by the node's user (mode 0755)"
         )
     tcp = [address_of(listener) for listener in listeners]

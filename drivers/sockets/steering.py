@@ -36,7 +36,7 @@ class Unsteerable(Exception):
 class _Member:
     pid: int
     listener: socket.socket
-    # Who has joined later has more.
+    # A process that joined later has more.
     order: int
     alive: bool = True
 
@@ -62,9 +62,9 @@ class _Group:
         """Make sure that it has this index."""
         try:
             found = way(member.listener, index, others)
-        except OSError as fault:
-            reason = fault.strerror or str(fault)
-            raise Unsteerable(f"{self.address} cannot be reached by the node itself: {reason}") from fault
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise Unsteerable(f"{self.address} cannot be reached by the node itself: {reason}") from error
         if not found:
             raise Unsteerable(f"another process, too, listens on port {self.address.port}")
 
@@ -86,7 +86,7 @@ class _Group:
         self.tidy()
 
     def leave(self, index: int) -> int:
-        """Who was connected to it and not accepted has to be told, by a reset. Returns how many."""
+        """Tell clients that were connected to it and not accepted, by a reset. Returns how many."""
         member = self.members[index]
         member.alive = False
         deafen(member.listener)
@@ -170,8 +170,8 @@ class Steering:
         for group, index in self._of(pid):
             try:
                 group.steer(index)
-            except OSError as fault:
-                raise Unsteerable(f"{group.address}: {fault.strerror}") from fault
+            except OSError as error:
+                raise Unsteerable(f"{group.address}: {error.strerror}") from error
 
     def knock(self, pid: int) -> None:
         """Connect to each of the process's listeners once, whoever is given the others. Raises `Unsteerable`.

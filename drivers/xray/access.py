@@ -184,7 +184,7 @@ class Endpoints:
         self._guessed = list(self._guesses)
 
     def settle(self, live: Mapping[Endpoint, int | None]) -> dict[Endpoint, str]:
-        """What a look since `age` found: who is connected, each with his socket; None where that is not known.
+        """What a look since `age` found: who is connected, each with their socket; None where that is not known.
 
         Forgets who is not connected any more. Returns what changed hands.
         """

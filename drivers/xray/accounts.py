@@ -35,7 +35,7 @@ DEFAULT_CIPHER = "chacha20-ietf-poly1305"
 
 @dataclass(frozen=True)
 class Inbound:
-    """What an account depends on besides the user.
+    """What an account depends on beside the user.
 
     `vision` is whether the inbound can carry Vision, `flow` what its settings prescribe for users without a flow,
     `method` the method of a Shadowsocks inbound, where it is known.

@@ -82,8 +82,8 @@ class Api:
         request = xray_pb2.GetStatsRequest(name=f"user>>>{email}>>>online")
         try:
             reply = await self._call(STATS + "GetStatsOnlineIpList", request, xray_pb2.GetStatsOnlineIpListResponse)
-        except ApiFailed as fault:
-            if fault.unknown:
+        except ApiFailed as error:
+            if error.unknown:
                 return {}
             raise
         return dict(reply.ips)
@@ -93,8 +93,8 @@ class Api:
         request = xray_pb2.GetStatsRequest(name=f"user>>>{email}>>>online")
         try:
             reply = await self._call(STATS + "GetStatsOnline", request, xray_pb2.GetStatsResponse)
-        except ApiFailed as fault:
-            if fault.unknown:
+        except ApiFailed as error:
+            if error.unknown:
                 return 0
             raise
         return int(reply.stat.value)
@@ -125,8 +125,8 @@ class Api:
             for place, operation in left:
                 try:
                     results[place] = silence or await self._alter(operation)
-                except ApiFailed as fault:
-                    results[place] = silence = str(fault)
+                except ApiFailed as error:
+                    results[place] = silence = str(error)
 
         await asyncio.gather(*(work() for _ in range(min(IN_FLIGHT, len(operations)))))
         return results
@@ -142,19 +142,19 @@ class Api:
         remove = xray_pb2.RemoveInboundRequest(tag=tag)
         try:
             await self._call(HANDLER + "RemoveInbound", remove, xray_pb2.Nothing, BULK_DEADLINE)
-        except ApiFailed as fault:
+        except ApiFailed as error:
             # Its answer for a tag that is not there (app/proxyman/inbound).
-            if "not enough information for making a decision" not in str(fault):
+            if "not enough information for making a decision" not in str(error):
                 raise
 
     async def _alter(self, operation: Operation) -> str | None:
         """None, or why the core refused it. Raises `ApiFailed` if it did not answer."""
         try:
             await self._call(HANDLER + "AlterInbound", _request(operation), xray_pb2.Nothing)
-        except ApiFailed as fault:
-            if fault.silent:
+        except ApiFailed as error:
+            if error.silent:
                 raise
-            text = str(fault)
+            text = str(error)
             if operation.packed is None and text.endswith("not found."):
                 return None
             if operation.packed is not None and text.endswith("already exists."):
@@ -163,14 +163,14 @@ class Api:
         return None
 
     async def _alter_again(self, operation: Operation) -> str | None:
-        """The core has somebody of that name whom we did not know of: ours takes his place."""
+        """The core has somebody of that name whom we did not know of: ours takes their place."""
         try:
             await self._call(HANDLER + "AlterInbound", _request(operation._replace(packed=None)), xray_pb2.Nothing)
             await self._call(HANDLER + "AlterInbound", _request(operation), xray_pb2.Nothing)
-        except ApiFailed as fault:
-            if fault.silent:
+        except ApiFailed as error:
+            if error.silent:
                 raise
-            return str(fault)
+            return str(error)
         return None
 
     async def _call(self, path: str, request: Message | bytes, reply: type[Any], seconds: float = USER_DEADLINE) -> Any:

@@ -254,8 +254,8 @@ def _take_over_log(log: xray_pb2.LogConfig) -> Shown:
     """
     try:
         shown = Shown(bool(log.access_log_type), Mask.of(log.mask_address))
-    except BadMask as fault:
-        raise InvalidConfig(str(fault)) from fault
+    except BadMask as error:
+        raise InvalidConfig(str(error)) from error
     log.error_log_path = log.access_log_path = log.mask_address = ""
     log.error_log_type = _CONSOLE if log.error_log_type else 0
     log.access_log_type = _CONSOLE

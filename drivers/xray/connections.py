@@ -1,4 +1,4 @@
-"""The live connections of the users of one run of the core: whose they are, and ending those of who is put out.
+"""The live connections of the users of one run of the core: whose they are, and ending those of removed users.
 
 The core has no call for it. Its access lines say who came from where, and its sockets can be shut down from outside
 (`drivers.sockets.connections`). A line that the core drops under load is a connection that is not known here.
@@ -104,8 +104,8 @@ class Connections:
             return
         try:
             peers = await self._ask(connected)
-        except OSError as fault:
-            self._complain(f"connections by an old credential may live on: the kernel does not list them: {fault}")
+        except OSError as error:
+            self._complain(f"connections by an old credential may live on: the kernel does not list them: {error}")
             return
         self._suspects.add(pairs, peers, self._reactor.seconds())
         self._call("prune", PRUNE, self._look_around)
@@ -131,8 +131,8 @@ class Connections:
         try:
             if self._pid is not None:
                 await deferToThreadPool(self._reactor, pool, sockets.hang_up, self._pid, ports)
-        except Unreachable as fault:
-            self._complain(str(fault))
+        except Unreachable as error:
+            self._complain(str(error))
         await deferLater(self._reactor, NOTICE)
 
     def stop(self) -> None:
@@ -156,7 +156,7 @@ class Connections:
         endpoints = self._endpoints[tag]
         holder = endpoints.holder(where)
         if self._doors[tag].shared and holder and self._is_in((tag, holder)) and not self._is_in((tag, key)):
-            return  # Who is in does not lose a connection to who is not, whatever a late line says.
+            return  # A user who is in loses no connection for one who is not, whatever a late line says.
         if endpoints.note(where, key):
             self._call("learn", max(LEARN, self._rest), self._look_around)
             self._mind((tag, key), where)
@@ -177,7 +177,7 @@ class Connections:
             self._make_room()
 
     def _mind(self, pair: Pair, where: Endpoint) -> None:
-        """End this connection of a user's if he is out, or came by a credential that he had before."""
+        """End this connection of a user's if they are out, or came by a credential that they had before."""
         if not self._is_in(pair) or self._suspects.has(pair, where, self._reactor.seconds()):
             self._late[where] = self._doors[pair[0]].ports
             self._call("late", GATHER, self._end_late)
@@ -193,8 +193,8 @@ class Connections:
         pool = self._reactor.getThreadPool()
         try:
             return await deferToThreadPool(self._reactor, pool, sockets.cut, self._pid, wanted)
-        except Unreachable as fault:
-            self._complain(str(fault))
+        except Unreachable as error:
+            self._complain(str(error))
             return None
 
     def _complain(self, text: str) -> None:
@@ -231,8 +231,8 @@ class Connections:
         """Who is connected to each inbound, by which socket; of none if that cannot be known."""
         try:
             found = await self._ask(diag.connections)
-        except OSError as fault:
-            self._complain(f"a user may be taken for another one who had the port before: {fault}")
+        except OSError as error:
+            self._complain(f"a user may be taken for another one who had the port before: {error}")
             seen = await self._look({})
             return dict.fromkeys(self._doors, dict.fromkeys(seen.peers)) if seen else {}
         live: dict[str, dict[Endpoint, int | None]] = {tag: {} for tag in self._doors}

@@ -57,7 +57,7 @@ def _environment(host: Host, executable: Path) -> dict[str, str]:
     configured = host.settings.get("XRAY_ASSETS_PATH")
     try:
         directory = assets(Path(configured) if configured else None, executable, host.directory / "assets")
-    except OSError as fault:
-        raise CoreFailed(f"the core cannot have its lists of addresses: {fault}") from fault
+    except OSError as error:
+        raise CoreFailed(f"the core cannot have its lists of addresses: {error}") from error
     splice = {} if host.settings.get("XRAY_SPLICE") == "on" else {"XRAY_BUF_SPLICE": "disable"}
     return {**ENVIRONMENT, _ASSETS: str(directory), **splice}

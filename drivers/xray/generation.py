@@ -91,8 +91,8 @@ class XrayGeneration(Run[Api]):
         for handler in self.plan.base.inbound:
             try:
                 await self._host.aio.run(self._api.remove_inbound(handler.tag))
-            except ApiFailed as fault:
-                self.log.warn("inbound {tag!r} goes on accepting: {fault}", tag=handler.tag, fault=fault)
+            except ApiFailed as error:
+                self.log.warn("inbound {tag!r} goes on accepting: {fault}", tag=handler.tag, fault=error)
         await self._connections.hang_up(entrances(self.plan.base.inbound))
 
     async def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Who has had a new credential lately, and which connections were there before: a late line may tell of one. Pure."""
+"""Users with a new credential, and which connections were there before it: a late line may tell of one. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from drivers.sockets.connections import Endpoint
 # A user of an inbound, by tag and key.
 Pair = tuple[str, str]
 
-# Seconds after a change of his credential in which a line may tell of a connection that a user had before: the core
+# Seconds after a change of credential in which a line may tell of a connection that a user had before: the core
 # writes it when it has looked at the first bytes, and where its rules need that has asked the DNS.
 LATE = 5.0
 
@@ -20,7 +20,7 @@ class Suspects:
     def __init__(self) -> None:
         self._look = 0
         self._since: dict[Endpoint, int] = {}
-        # Until when, and the last look before he had the new credential.
+        # Until when, and the last look before the user had the new credential.
         self._pairs: dict[Pair, tuple[float, int]] = {}
         self._pruned = 0.0
 
@@ -36,7 +36,7 @@ class Suspects:
         self._pairs.update(dict.fromkeys(pairs, (now + LATE, self._look)))
 
     def has(self, pair: Pair, where: Endpoint, now: float) -> bool:
-        """Whether this connection is one that the user had before his credential changed."""
+        """Whether this connection is one that the user had before their credential changed."""
         until, look = self._pairs.get(pair, (now, 0))
         return now < until and self._since.get(where, look + 1) <= look
 

@@ -37,7 +37,7 @@ class Users:
         managed = [handler for handler in plan.base.inbound if handler.tag in plan.inbounds]
         self._swaps = {handler.tag: swap_of(handler) for handler in managed}
         self._sizes = {handler.tag: handler.ByteSize() for handler in managed}
-        # Who is being let in: the core may have him before we hear of it.
+        # Users who are being let in: the core may have them before we hear of it.
         self._entering: set[Pair] = set()
         # Inbounds with calls that failed: they may have been done, or be done late.
         self._doubtful: set[str] = set()
@@ -101,7 +101,7 @@ class Users:
         return Work(self._plan.inbounds[tag].protocol, self._swaps[tag], len(accounts), removed, added)
 
     def _fits(self, tag: str, changes: Sequence[Change]) -> bool:
-        """Whether the inbound as it shall be can be handed over in one call."""
+        """Whether the inbound as it should be can be handed over in one call."""
         accounts = self.accounts[tag]
         more = sum([len(packed or b"") - len(accounts.get(key, b"")) for _, key, packed in changes])
         frames = FRAME * (len(accounts) + len(changes))
@@ -112,7 +112,7 @@ class Users:
     async def _apply_live(self, changes: Sequence[Change]) -> list[Refusal]:
         leaving = [change for change in changes if self._has(change)]
         refused = await self._alter([self._removal(change) for change in leaving])
-        # Who could not be removed is still there with the old account.
+        # A user who could not be removed is still there with the old account.
         gone = [change for change in leaving if not self._has(change)]
         wanted = self._connections.of(map(pair_of, gone))
         await self._connections.suspect(pair_of(change) for change in gone if change.packed is not None)
@@ -159,7 +159,7 @@ class Users:
     # The whole inbound
 
     async def _swap(self, tag: str, changes: list[Change]) -> Applied:
-        """Take the inbound out and put it back with the users as they shall be; live connections go on."""
+        """Take the inbound out and put it back with the users as they should be; live connections go on."""
         before = self.accounts[tag]
         gone = [change for change in changes if self._has(change)]
         # Before, since afterwards connections by a new credential could be among them.
@@ -168,8 +168,8 @@ class Users:
         try:
             with self._letting_in(changes):
                 await self._put(tag, apply(changes, {tag: before})[tag])
-        except ApiFailed as fault:
-            return await self._put_back(tag, changes, fault)
+        except ApiFailed as error:
+            return await self._put_back(tag, changes, error)
         wanted |= self._connections.of(pair_of(change) for change in gone if change.packed is None)
         await self._connections.end(wanted)
         return Applied([], [])
@@ -186,8 +186,8 @@ class Users:
         gone = [pair_of(change) for change in changes if self._has(change)]
         try:
             await self._put(tag, staying)
-        except ApiFailed as fault:
-            self.log.error("inbound {tag} takes a new run: it was not put back: {fault}", tag=tag, fault=fault)
+        except ApiFailed as error:
+            self.log.error("inbound {tag} takes a new run: it was not put back: {fault}", tag=tag, fault=error)
             self.accounts[tag] = {}
             coming = [change for change in changes if change.packed is not None]
             return Applied([], [*(Change(tag, key, packed) for key, packed in staying.items()), *coming])

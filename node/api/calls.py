@@ -28,7 +28,7 @@ class Feed(Protocol):
 
 
 class Backend(Protocol):
-    """What `Calls` needs of the backend, besides the coroutines that METHODS names."""
+    """What `Calls` needs of the backend, apart from the coroutines that METHODS names."""
 
     def touch(self) -> None:
         """A controller said something: keep-alive starts anew."""
@@ -127,11 +127,11 @@ class Calls:
             return (await work).SerializeToString()
         except NodeError:
             raise
-        except Exception as fault:
+        except Exception as error:
             self.log.failure("{method} failed", method=method.name)
             raise Internal(
-                f"internal error in {method.name}: {type(fault).__name__}; the node's log has more"
-            ) from fault
+                f"internal error in {method.name}: {type(error).__name__}; the node's log has more"
+            ) from error
 
 
 class OpenFeed:
@@ -179,5 +179,5 @@ def parse(method: Method, body: bytes) -> Message:
     """The request of `method`. Raises `InvalidRequest`."""
     try:
         return method.request.FromString(body)
-    except DecodeError as fault:
-        raise InvalidRequest(f"the body is not a {method.request.DESCRIPTOR.name} message: {fault}") from fault
+    except DecodeError as error:
+        raise InvalidRequest(f"the body is not a {method.request.DESCRIPTOR.name} message: {error}") from error

@@ -183,9 +183,9 @@ class Backend:
         warnings += list(self._generations.current.warnings) if accepted and self._generations.current else []
         try:
             version = accepted.version if accepted else await driver.version()
-        except CoreFailed as fault:
+        except CoreFailed as error:
             version = "none"
-            warnings.append(fault.text)
+            warnings.append(error.text)
         return BaseInfoResponse(
             running=self._runner.status.running,
             core_version=version,

@@ -1,7 +1,7 @@
 """The order in which control happens.
 
 Every operation that changes the backend sees what those before it made of the users. Starts and stops of the core go
-one at a time besides. A Stop aborts what came before it; a Start that is equal to the newest operation joins it.
+one at a time, too. A Stop aborts what came before it; a Start that is equal to the newest operation joins it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from node.waiting import Signal
 
 T = TypeVar("T")
 
-# Calls it when the operation has settled which users there shall be; what comes after it need not wait for more.
+# Calls it when the operation has settled which users there are to be; what comes after it need not wait for more.
 Settled = Callable[[], None]
 
 
@@ -47,7 +47,7 @@ class Control:
         self._core = DeferredLock()
 
     async def settled(self) -> None:
-        """Wait until all that came before has settled its users: for who changes them."""
+        """Wait until all that came before has settled its users: for callers that change them."""
         before = self._follow()
         if before is not None:
             await before.wait()
@@ -105,8 +105,8 @@ class Control:
                 await self._core.run(work, operation.settled.fire)
             else:
                 await work(operation.settled.fire)
-        except Exception as fault:  # noqa: BLE001 - raised to everybody who waits for it
-            operation.fault = Aborted() if operation.aborted and isinstance(fault, CancelledError) else fault
+        except Exception as error:  # noqa: BLE001 - raised to everybody who waits for it
+            operation.fault = Aborted() if operation.aborted and isinstance(error, CancelledError) else error
         finally:
             self._operations.remove(operation)
             operation.settled.fire()

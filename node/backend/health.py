@@ -110,12 +110,12 @@ class Watch:
             drift = await generation.audit()
             if drift:
                 self.log.warn("{drift} users of the core were not as it had confirmed; repairing", drift=drift)
-        except NodeError as fault:
-            self.log.warn("the core's users were not compared: {reason}", reason=fault.text)
+        except NodeError as error:
+            self.log.warn("the core's users were not compared: {reason}", reason=error.text)
         try:
             await self._repair(generation)
-        except NodeError as fault:
-            self.log.warn("the core's users were not settled: {reason}", reason=fault.text)
+        except NodeError as error:
+            self.log.warn("the core's users were not settled: {reason}", reason=error.text)
 
 
 def _cancel(_: Exit, watching: Deferred[None]) -> None:

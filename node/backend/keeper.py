@@ -84,7 +84,7 @@ class Keeper:
         return {(tag, key) for key in keys for tag in self.run.accounts}
 
     def _outstayed(self, tag: str, key: str) -> bool:
-        """Whether a run that drains has somebody who was removed, or an account that is not his any more."""
+        """Whether a run that drains has somebody who was removed, or an account that is not theirs any more."""
         packed = self.run.accounts.get(tag, {}).get(key)
         target = self._desired.target
         stays = target[tag].get(key) == packed if tag in target else key in self._desired.roster.users

@@ -32,7 +32,7 @@ class Members:
         self.recorded = desired.recorded
 
     async def put(self, user: User) -> tuple[Pairs, list[Refusal]]:
-        """Take one user into the desired set, behind what came before. `settle` brings him into force."""
+        """Take one user into the desired set, behind what came before. `settle` applies them."""
         await self._control.settled()
         return self._put([user], lambda roster: roster.put(user))
 

@@ -65,7 +65,7 @@ class Reconciler:
         return self._asked | pairs(differences)
 
     async def repair(self) -> None:
-        """Settle whatever differs, but not what a new run refused: another one would cost everybody his connections."""
+        """Settle whatever differs, but not what a new run refused: another one would end everybody's connections."""
         changes = set(self._core.differences())
         self._refused &= changes
         if asked := changes - self._refused:

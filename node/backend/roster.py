@@ -38,15 +38,15 @@ def check_email(email: str) -> None:
 class Roster:
     """The desired users, and the accounts that follow from them.
 
-    Credentials are unique inside an inbound: of those who claim one the first in stored order has it. Who changes his
-    accounts moves to the end of that order, so the same rule holds for one change, for a whole set and after a restart.
+    Credentials are unique inside an inbound: of those who claim one the first in stored order has it. A user whose
+    accounts change moves to the end of that order: one rule for one change, for a whole set and after a restart.
     """
 
     def __init__(self, tags: Iterable[str], account_of: AccountOf) -> None:
         self.users: dict[str, bytes] = {}
         self.target: dict[str, Accounts] = {tag: {} for tag in tags}
         self._account_of = account_of
-        # Per inbound: whose account each credential opens, and who waits behind him (rarely anybody).
+        # Per inbound: whose account each credential opens, and who waits behind them (rarely anybody).
         self._holder: dict[str, dict[bytes, str]] = {tag: {} for tag in self.target}
         self._waiting: dict[str, dict[bytes, dict[str, bytes]]] = {tag: {} for tag in self.target}
         self._credential: dict[str, dict[str, bytes]] = {tag: {} for tag in self.target}
@@ -84,8 +84,8 @@ class Roster:
         for key, user in one_spelling(users, refused).items():
             try:
                 check_email(user.email)
-            except Unusable as fault:
-                refused.append(Refusal(user.email, str(fault)))
+            except Unusable as error:
+                refused.append(Refusal(user.email, str(error)))
                 continue
             named = tuple(user.inbounds)
             if tags := known(named):
@@ -107,7 +107,7 @@ class Roster:
         return copy
 
     def _fill(self, supplied: Supplied) -> list[Refusal]:
-        """Take in those of a set who are not here yet; who of all of it cannot be used."""
+        """Take in those of a set who are not here yet. Returns which users of the set cannot be used."""
         refused: list[Refusal] = []
         for key, user, tags in zip(*supplied, strict=True):
             if key not in self.users:
@@ -131,8 +131,8 @@ class Roster:
         email = user.email
         try:
             check_email(email)
-        except Unusable as fault:
-            return set(), [Refusal(email, str(fault))]
+        except Unusable as error:
+            return set(), [Refusal(email, str(error))]
         key, named = key_of(email), tuple(user.inbounds)
         tags = self._known(named)
         if not tags:
@@ -162,7 +162,7 @@ class Roster:
         return touched, refused
 
     def remove(self, key: str) -> set[tuple[str, str]]:
-        """Forget a user: the (tag, key) pairs touched, those of who now gets his credential among them."""
+        """Forget a user: the (tag, key) pairs touched, with those of the user who gets the credential now."""
         if self.users.pop(key, None) is None:
             return set()
         touched = set()
@@ -171,7 +171,7 @@ class Roster:
         return touched
 
     def _enter(self, key: str, user: User, tags: Iterable[str], refused: list[Refusal]) -> None:
-        """Give a user who has none his accounts."""
+        """Give a user who has no accounts theirs."""
         for tag in tags:
             account = self._account(tag, user, refused)
             if account is not None:
@@ -181,8 +181,8 @@ class Roster:
         """The user's account for an inbound, if there is one; why it cannot be used goes to `refused`."""
         try:
             return self._account_of(tag, user)
-        except Unusable as fault:
-            refused.append(Refusal(user.email, f"{tag}: {fault}"))
+        except Unusable as error:
+            refused.append(Refusal(user.email, f"{tag}: {error}"))
             return None
 
     def _claim(self, tag: str, key: str, account: Account, refused: list[Refusal], email: str) -> None:
@@ -215,7 +215,7 @@ class Roster:
         return touched
 
     def _refusals(self, key: str, user: User, tags: Iterable[str]) -> list[Refusal]:
-        """What an unchanged user was refused: it is said again each time he is supplied."""
+        """What an unchanged user was refused: it is told again each time they are supplied."""
         refused: list[Refusal] = []
         for tag in tags:
             account = None if key in self.target[tag] else self._account(tag, user, refused)
@@ -229,7 +229,7 @@ def _copied(dicts: Mapping[K, Mapping[L, V]]) -> dict[K, dict[L, V]]:
 
 
 def normal(user: User, tags: Tags) -> User:
-    """The user with his inbounds (`tags`) in order and once each: controllers send them in any."""
+    """The user with their inbounds (`tags`) in order and once each: controllers send them in any."""
     if len(tags) == 1 or tags == (ordered := tuple(sorted(set(tags)))):
         return user
     kept = User(email=user.email, inbounds=ordered)
@@ -252,7 +252,7 @@ def one_spelling(users: Iterable[User], refused: list[Refusal]) -> dict[str, Use
 
 
 def changed_users(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> dict[str, bytes | None]:
-    """What turns one set of users into the other, by key: the new entry, or None for who is gone."""
+    """What turns one set of users into the other, by key: the new entry, or None for a user who is gone."""
     changed: dict[str, bytes | None] = {key: None for key in before if key not in after}
     changed |= {key: packed for key, packed in after.items() if before.get(key) != packed}
     return changed

@@ -1,4 +1,4 @@
-"""Lines on their way from who has them to who wants them, on the reactor."""
+"""Lines on their way from a stream to its reader, on the reactor."""
 
 from __future__ import annotations
 

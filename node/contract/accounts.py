@@ -16,7 +16,7 @@ Accounts = dict[str, bytes]
 
 
 class Account(NamedTuple):
-    """A user of one inbound: what the core takes, and the credential that must be his alone there."""
+    """A user of one inbound: what the core takes, and the credential that must be theirs alone there."""
 
     packed: bytes
     credential: bytes
@@ -26,7 +26,7 @@ class Unusable(Exception):
     """A user cannot be given to an inbound; the text says why."""
 
 
-# Builds a user's account for an inbound; None where he has no credential for it. Raises `Unusable`.
+# Builds a user's account for an inbound; None where they have no credential for it. Raises `Unusable`.
 AccountOf = Callable[[str, User], Account | None]
 
 
@@ -38,7 +38,7 @@ class Refusal(NamedTuple):
 
 
 class Change(NamedTuple):
-    """One user of one inbound: the account he should have, None for none."""
+    """One user of one inbound: the account that they should have, None for none."""
 
     tag: str
     key: str

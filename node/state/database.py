@@ -119,16 +119,16 @@ class Database:
         """What goes wrong, as the two kinds that matter: is the file to blame, or the disk (rights, room, locks)?"""
         try:
             yield
-        except Newer as fault:
-            raise Unwritable(str(fault)) from fault
-        except (sqlite3.Error, OSError) as fault:
-            if type(fault) is not sqlite3.DatabaseError:
-                raise Unwritable(f"{fault}; free the disk or mend its rights") from fault
+        except Newer as error:
+            raise Unwritable(str(error)) from error
+        except (sqlite3.Error, OSError) as error:
+            if type(error) is not sqlite3.DatabaseError:
+                raise Unwritable(f"{error}; free the disk or mend its rights") from error
             try:
-                aside = self._move_aside(fault)
+                aside = self._move_aside(error)
             except OSError as refusal:
-                raise Unwritable(f"the state file is damaged ({fault}) and cannot be moved: {refusal}") from fault
-            raise Damaged(aside) from fault
+                raise Unwritable(f"the state file is damaged ({error}) and cannot be moved: {refusal}") from error
+            raise Damaged(aside) from error
 
     def _move_aside(self, fault: Exception) -> str:
         """Have nothing to do with the file any more. Returns one line for the operator."""
@@ -192,7 +192,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
 
 
 def _write_users(connection: sqlite3.Connection, users: Mapping[str, bytes | None]) -> None:
-    """Who is written goes behind all others: so it is in `users.Roster`, too."""
+    """A user who is written goes behind all others, as in `node.backend.roster.Roster`."""
     gone = [(key,) for key, packed in users.items() if packed is None]
     there = [(key, packed) for key, packed in users.items() if packed is not None]
     connection.executemany("DELETE FROM users WHERE key = ?", gone)

@@ -45,9 +45,9 @@ class StateDirectory:
         lock = self._open_lock()
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as fault:
+        except BlockingIOError as error:
             os.close(lock)
-            raise OSError(f"another node has STATE_DIR {self.path}; give each its own") from fault
+            raise OSError(f"another node has STATE_DIR {self.path}; give each its own") from error
         self._lock = lock
 
     def release(self) -> None:
@@ -60,8 +60,8 @@ class StateDirectory:
         file = self.path / "lock"
         try:
             lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as fault:
-            if fault.errno != errno.EROFS:
+        except OSError as error:
+            if error.errno != errno.EROFS:
                 raise
             return os.open(file if file.exists() else self.path, os.O_RDONLY)
         os.fchmod(lock, 0o600)

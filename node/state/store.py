@@ -71,8 +71,8 @@ class Store:
         except Damaged as damage:
             self._tell_damage(str(damage))
             return Saved()
-        except Unwritable as fault:
-            self._failed(str(fault))
+        except Unwritable as error:
+            self._failed(str(error))
             saved = self._database.peek()
             self._unread = saved is None
             return saved or Saved()
@@ -110,7 +110,7 @@ class Store:
         self._write()
 
     def users(self, changed: Mapping[str, bytes | None], clean: bool = False) -> None:
-        """These users changed, None for who is gone; with `clean` there are no others."""
+        """These users changed, None for a user who is gone; with `clean` there are no others."""
         if clean:
             self._changes.clean_users, self._changes.users, changed = True, dict(changed), {}
         for key, packed in changed.items():

@@ -72,7 +72,7 @@ class Ledger:
         # For replies that are on their way; they are ours until those were delivered.
         self._aside: set[Taken] = set()
         self._last: dict[object, dict[str, int]] = {}
-        # How a user's name is written, where that is not his key.
+        # How a user's name is written, where that is not their key.
         self._spelling: dict[str, str] = {}
         # What differs from what `changes` told last.
         self._dirty: dict[Scope, set[str]] = {scope: set() for scope in Scope}
@@ -200,7 +200,7 @@ class Ledger:
                     self._spelling.pop(key, None)
 
     def _spell(self, key: str, name: str) -> None:
-        """Who has two spellings is named as he was counted last."""
+        """A user with two spellings is named as they were counted last."""
         if key == name:
             self._spelling.pop(key, None)
         else:

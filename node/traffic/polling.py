@@ -169,8 +169,8 @@ class Traffic:
     async def _read_one(self, generation: Generation) -> bool:
         try:
             moved = await self._book(generation, await generation.counters())
-        except Exception as fault:  # noqa: BLE001 - logged, told by `info`; replies have what was read before
-            self._faults[generation] = self._not_read(fault, self._faults.get(generation, ""))
+        except Exception as error:  # noqa: BLE001 - logged, told by `info`; replies have what was read before
+            self._faults[generation] = self._not_read(error, self._faults.get(generation, ""))
             return True
         self._faults.pop(generation, None)
         return moved

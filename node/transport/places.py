@@ -1,4 +1,4 @@
-"""Who has one of the places that there are for connections, and who gives one up when all are taken."""
+"""The places for connections: which ones are taken, and which connection gives its place up when all are."""
 
 from __future__ import annotations
 

@@ -123,8 +123,8 @@ async def _answer(request: Request, reply: Reply) -> bytes:
         return reply.body
     request.site.deliveries.write(request, reply.body, reply.delivered)
     if not request.channel.persistent:
-        # The client has its reply. TLS's farewell behind it would lie unread there when he closes, and his kernel would
-        # reset the connection instead of acknowledging what he read.
+        # The client has its reply. TLS's farewell behind it would lie unread there when it closes, and its kernel would
+        # reset the connection instead of acknowledging what it read.
         await lasting(reply.delivered)
     return b""
 

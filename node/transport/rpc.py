@@ -87,13 +87,13 @@ class RpcServer:
         _add_official_services(server)
         try:
             server.add_secure_port(_address(host, port), credentials)
-        except RuntimeError as fault:
-            raise OSError(f"gRPC cannot listen on port {port}: {fault}") from fault
+        except RuntimeError as error:
+            raise OSError(f"gRPC cannot listen on port {port}: {error}") from error
         return server
 
 
 class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Lets in who has the key, to every service of the server.
+    """Lets callers with the key in, to every service of the server.
 
     `heard` is called with each request that is none of METHODS: those are told of where they are answered.
     """
@@ -108,8 +108,8 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         authorization, x_api_key = _credentials(details.invocation_metadata)
         try:
             self._authenticator.check(authorization, x_api_key)
-        except Unauthenticated as fault:
-            return grpc.stream_stream_rpc_method_handler(_refusal(fault))
+        except Unauthenticated as error:
+            return grpc.stream_stream_rpc_method_handler(_refusal(error))
         if details.method not in _PATHS:
             self._heard()
         return await continuation(details)

@@ -43,7 +43,7 @@ class Serving:
 
     async def start(self) -> None:
         """Serve. Raises `OSError` if the port cannot be had."""
-        asyncio.get_running_loop().set_exception_handler(self._unretrieved)
+        asyncio.get_running_loop().set_exception_handler(self._complain)
         await self._serve()
         self._watch = asyncio.create_task(self._replace())
 
@@ -114,7 +114,11 @@ class Serving:
         done = [loop for loop in self._loops if loop.done() and not loop.cancelled()]
         return [error for loop in done if (error := loop.exception()) is not None]
 
-    def _unretrieved(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """gRPC forgets the task in which it shuts a failed server down, which fails like the server."""
+    def _complain(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """gRPC forgets the task in which it shuts a failed server down, which fails like the server.
+
+        What else the loop is told goes to the log, where asyncio would print a traceback on standard error.
+        """
         if context.get("exception") not in self._errors():
-            loop.default_exception_handler(context)
+            said = {name: repr(value) for name, value in context.items() if name != "message"}
+            self.log.error("in gRPC's thread: {message} {said}", message=context["message"], said=str(said))

@@ -82,8 +82,8 @@ def _work(pipe: Connection) -> None:
                     _close(links)
                     links.clear()
             pipe.send(None)
-        except OSError as fault:
-            pipe.send(f"the traffic did not come about: {fault}")
+        except OSError as error:
+            pipe.send(f"the traffic did not come about: {error}")
 
 
 class _Users:

@@ -52,8 +52,8 @@ def client(*routes: tuple[Door, TestUser]) -> Iterator[list[int]]:
     with SingBoxClient(ports) as core:
         try:
             yield list(ports)
-        except OSError as fault:
-            raise AssertionError(f"{fault}; the client said:\n{core.output}") from fault
+        except OSError as error:
+            raise AssertionError(f"{error}; the client said:\n{core.output}") from error
 
 
 def gets_in(port: int, echo: EchoServer) -> bool:

@@ -51,7 +51,7 @@ def test_a_path_that_is_no_text(tmp_path: Path) -> None:
         assert before.GetBaseInfo(Empty(), wait_for_ready=True).version
         assert not reader.ended
         assert sum("gRPC server" in line for line in node.lines) == 1
-        assert not any("Traceback" in line or "stderr" in line for line in node.lines)
+        assert [line for line in node.lines if "Traceback" in line or "stderr" in line] == [], node.lines
 
 
 def test_silent_and_slow_ones_go(tmp_path: Path) -> None:

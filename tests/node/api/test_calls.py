@@ -231,9 +231,9 @@ def test_any_body_is_a_message_or_refused(method: Method, body: bytes) -> None:
     """Whatever the bytes are: they are the request's message, or the request is wrong; it is told which message."""
     try:
         message = parse(method, body)
-    except NodeError as fault:
-        assert isinstance(fault, InvalidRequest)
-        assert method.request.DESCRIPTOR.name in fault.text
+    except NodeError as error:
+        assert isinstance(error, InvalidRequest)
+        assert method.request.DESCRIPTOR.name in error.text
     else:
         assert isinstance(message, method.request)
 
