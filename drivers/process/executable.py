@@ -94,7 +94,7 @@ class Installation:
     async def _asked(self, bare: Executable) -> Executable:
         """With its version."""
         lines = (await bare.run("version")).lines
-        match = self.core.banner.match(lines[0]) if lines else None
+        match = next(filter(None, map(self.core.banner.match, lines)), None)
         if match is None:
             what = f"does not say which {self.core.title} it is"
             raise CoreFailed(f"{bare.path} {what}; set {self._variable} to one that works")

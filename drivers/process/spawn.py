@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from twisted.internet.defer import TimeoutError
+from twisted.internet import defer
 
 from drivers.process.child import CoreProcess
 from drivers.process.leash import MISSING, UNFIT, leashed
@@ -71,11 +71,11 @@ class Spawner:
         with ExitStack() as files:
             source, sink = (opened(content, files) for content in (stdin, b""))
             self.spawn(process, command, {0: source, output: sink})
-            if process.pid is not None:
-                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (OUTPUT, OUTPUT))
             try:
+                if process.pid is not None:
+                    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (OUTPUT, OUTPUT))
                 ended = await process.when_exited().addTimeout(seconds, self.reactor)
-            except TimeoutError as late:
+            except defer.TimeoutError as late:
                 raise CoreFailed(f"{Path(command[0]).name} did not answer within {seconds:g} s") from late
             finally:
                 process.signal(signal.SIGKILL)
