@@ -193,8 +193,8 @@ class Runner:
             await self._supervisor.run(deadline)
         except Exception as error:
             self.desired.give_up()
-            if self._supervisor.is_aborted(error):
-                raise
+            if self.status.stopped:
+                raise  # a Stop ended it; after any other error something has to run
             if before[0] in (State.RUNNING, State.RESTARTING):
                 raise await self._put_back(error) from error
             self.status.enter(*self._after_failure(as_told(error), *before))
@@ -270,8 +270,8 @@ class Runner:
         try:
             await self._start(driver, request, _not_yet)
         except Exception as error:
-            if self._supervisor.is_aborted(error):
-                raise
+            if self.status.stopped:
+                raise  # a Stop ended it
             reason = as_told(error)
             again = not isinstance(reason, InvalidConfig)
             self.status.enter(State.FAILED, f"not resumed: {reason.text}" + ("; this is tried again" if again else ""))

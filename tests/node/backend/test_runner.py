@@ -511,6 +511,29 @@ class Stops(RunnerTests):
         self.failureResultOf(start, Aborted)
         self.successResultOf(stop)
 
+    def test_a_start_that_fails_when_it_is_aborted(self) -> None:
+        """Whatever goes wrong while it clears up, nothing comes back after a Stop."""
+        launch = self.driver.launch
+
+        async def failing(plan: MemoryPlan, target: Mapping[str, Accounts], seconds: float) -> MemoryGeneration:
+            try:
+                return await Deferred()
+            except CancelledError:
+                raise OSError("no more files") from None
+
+        for crash in (False, True):
+            self.patch(self.driver, "launch", launch)
+            core = self.started("a", ANN)
+            self.patch(self.driver, "launch", failing)
+            if crash:
+                core.die()
+                self.pass_time(0)
+            else:
+                self.start("b", BOB).addErrback(lambda failure: failure.trap(OSError))
+            self.stopped()
+            self.assertEqual((self.driver.running, self.runner.status.state), ([], "stopped"))
+            self.assertEqual(len(self.flushLoggedErrors(OSError)), crash)
+
     def test_two_stops(self) -> None:
         """Stops at the same time all succeed, none before the core has ended, which is done once."""
         self.started("a", ANN)
