@@ -169,7 +169,7 @@ class Runner:
         """Everything that can refuse a Start, before anything is destroyed."""
         version = await driver.version()
         plan = await driver.prepare(request.config, frozenset(request.exclude_inbounds))
-        if self._generations.serving:
+        if self._generations.serving or self.status.running:
             await plan.check({tag: {} for tag in plan.tags})
         return Accepted(without_users(request), request.keep_alive, driver, plan, version, fingerprint)
 

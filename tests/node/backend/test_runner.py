@@ -1479,6 +1479,16 @@ class Renewals(RunnerTests):
             self.successResultOf(deferred)
         self.assertEqual([core.plan.config for core in self.driver.cores], ["a", "b"])
 
+    def test_a_refused_start_meanwhile(self) -> None:
+        """A configuration that the core does not build is refused before anybody notices, now as well."""
+        self.started("a", ANN)
+        self.driver.stopping.shut = True
+        sync = self.renewed(self.sync_user(BOB))
+        self.failureResultOf(self.start("b unbuildable"), InvalidConfig)
+        self.driver.stopping.open()
+        self.successResultOf(sync)
+        self.assertEqual((len(self.driver.cores), set(self.accounts())), (2, {"ann", "bob"}))
+
     def test_a_stop_meanwhile(self) -> None:
         """No core is left, and none was launched."""
         self.started("a", ANN)
