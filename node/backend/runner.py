@@ -234,6 +234,8 @@ class Runner:
         if grace and serves and self.desired.accepted is not None:
             self._generations.retire()
             self._grace = self._reactor.callLater(grace, self._grace_over)
+            # Whom nobody took out yet because a Start or another run was to end this one.
+            in_background(self._settling.settle_all(), "users were not removed")
         else:
             await self._end(settled)
 

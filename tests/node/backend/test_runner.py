@@ -705,6 +705,19 @@ class Grace(RunnerTests):
             self.assertEqual(self.accounts(), {"bob": b"new", "cy": b"three"}, name)
             self.stopped()
 
+    def test_who_was_removed_during_a_start_that_it_ends(self) -> None:
+        """Nothing was asked of the core that was about to end; now that it waits they are out of it."""
+        self.started("a", ANN, BOB)
+        self.driver.applying.shut = True
+        self.sync_user(CY)
+        start = self.start("b", ANN)
+        self.successResultOf(self.sync_user(person("bob")))
+        stop = self.stop(GRACE)
+        self.failureResultOf(start, Aborted)
+        self.driver.applying.open()
+        self.successResultOf(stop)
+        self.assertEqual(set(self.accounts()), {"ann", "cy"})
+
     def test_a_core_that_dies_in_it(self) -> None:
         """It does not come back by itself, and the same Start runs another."""
         self.started("a", ANN).die()
@@ -1488,6 +1501,23 @@ class Renewals(RunnerTests):
         self.driver.stopping.open()
         self.successResultOf(sync)
         self.assertEqual((len(self.driver.cores), set(self.accounts())), (2, {"ann", "bob"}))
+
+    def test_a_grace_meanwhile(self) -> None:
+        """A core that was about to be renewed without somebody, and waits for a Start now, does not wait with them."""
+        self.started("a", ANN, BOB)
+        checking = Gate()
+        checking.shut = True
+
+        async def check(plan: MemoryPlan, target: Mapping[str, Accounts]) -> None:
+            await checking.passed()
+
+        self.patch(self.driver, "check", check)
+        removal = self.renewed(self.sync_user(person("bob")))
+        self.stopped(GRACE)
+        checking.open()
+        self.pass_time(1)
+        self.successResultOf(removal)
+        self.assertEqual((self.driver.running, self.runner.status.state), ([], "stopped"))
 
     def test_a_stop_meanwhile(self) -> None:
         """No core is left, and none was launched."""
