@@ -420,7 +420,7 @@ def test_interrupt(place: Place) -> None:
     """Ctrl-C ends it as well."""
     with place.node() as node:
         os.kill(node.pid, 2)
-        node.wait(3)
+        node.wait(15)
         assert "Traceback" not in node.output
 
 
