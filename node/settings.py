@@ -95,7 +95,7 @@ def given(
     return explicit
 
 
-def load(options: Words, directory: Path, environ: Words | None = None, drivers: Sequence[Setting] = ()) -> Settings:
+def load(options: Words, directory: Path, environ: Words | None = None, *, drivers: Sequence[Setting]) -> Settings:
     """The settings of this process. `options` by setting name. Raises `BadSettings`."""
     environ = os.environ if environ is None else environ
     explicit = given(options, directory, environ, drivers)

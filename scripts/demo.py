@@ -22,6 +22,7 @@ import psutil
 from drivers.install import install
 from drivers.install.releases import SING_BOX, XRAY, Core
 from drivers.process.leash import leashed
+from drivers.registry import DRIVER_SETTINGS
 from node.errors import NodeError
 from node.settings import BadSettings, Settings, load
 from protos.service_pb2 import Backend, UserStat
@@ -96,7 +97,7 @@ SHOWN = {
 
 def show(pid: int, when: str, core: str) -> None:
     """Wait until the node serves, show it if it is time for that, tell how to talk to it."""
-    settings = load({}, Path.cwd())
+    settings = settings_here()
     ports = {port for port in (settings.rest_port, settings.grpc_port) if port is not None}
     if not serves(pid, ports):
         return  # scripts/run tells why
@@ -106,6 +107,11 @@ def show(pid: int, when: str, core: str) -> None:
     if wanted and demonstrate(settings, SHOWN[core]):
         marker.touch()
     tell(settings)
+
+
+def settings_here() -> Settings:
+    """As the node has them that was started here. Raises `BadSettings`."""
+    return load({}, Path.cwd(), drivers=DRIVER_SETTINGS)
 
 
 def serves(pid: int, ports: set[int]) -> bool:

@@ -94,7 +94,8 @@ class Installation:
     async def _asked(self, bare: Executable) -> Executable:
         """With its version."""
         lines = (await bare.run("version")).lines
-        match = self.core.banner.match(lines[0]) if lines else None
+        # The leash before it, or the core itself, may have complained about something.
+        match = next(filter(None, map(self.core.banner.match, lines)), None)
         if match is None:
             what = f"does not say which {self.core.title} it is"
             raise CoreFailed(f"{bare.path} {what}; set {self._variable} to one that works")

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from twisted.internet.defer import TimeoutError
+from twisted.internet import defer
 
 from drivers.process.child import CoreProcess
 from drivers.process.leash import MISSING, UNFIT, leashed
@@ -71,12 +71,13 @@ class Spawner:
         with ExitStack() as files:
             source, sink = (opened(content, files) for content in (stdin, b""))
             self.spawn(process, command, {0: source, output: sink})
-            if process.pid is not None:
-                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (OUTPUT, OUTPUT))
             try:
+                _limit(process.pid)
                 ended = await process.when_exited().addTimeout(seconds, self.reactor)
-            except TimeoutError as late:
+            except defer.TimeoutError as late:
                 raise CoreFailed(f"{Path(command[0]).name} did not answer within {seconds:g} s") from late
+            except OSError as error:
+                raise CoreFailed(f"{command[0]} cannot be run: {error}") from error
             finally:
                 process.signal(signal.SIGKILL)
             if ended.code in (MISSING, UNFIT):
@@ -85,7 +86,7 @@ class Spawner:
 
 
 async def by_setpriv(spawner: Spawner) -> Spawner:
-    """By the setpriv(1) of this machine, if it knows parent-death signals: it takes 1 ms, our script 11.
+    """By the setpriv(1) of this machine, if it can be run and knows parent-death signals: it takes 1 ms, our script 11.
 
     It does not look whether the parent died before the kernel was asked; such a core is swept at the next start.
     """
@@ -93,7 +94,19 @@ async def by_setpriv(spawner: Spawner) -> Spawner:
     if found is None:
         return spawner
     better = replace(spawner, setpriv=found)
-    return better if (await better.run([found, "--version"])).code == 0 else spawner
+    try:
+        tried = await better.run([found, "--version"])
+    except CoreFailed:
+        return spawner
+    return better if tried.code == 0 else spawner
+
+
+def _limit(pid: int | None) -> None:
+    """Have a process, if it is still there, write no file beyond OUTPUT, or what the node itself may write."""
+    if pid is not None:
+        own = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        soft, hard = (OUTPUT if limit == resource.RLIM_INFINITY else min(limit, OUTPUT) for limit in own)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def opened(content: bytes, files: ExitStack) -> int:

@@ -176,7 +176,7 @@ class Runner:
         """Everything that can refuse a Start, before anything is destroyed."""
         version = await driver.version()
         plan = await driver.prepare(request.config, frozenset(request.exclude_inbounds))
-        if self._generations.serving:
+        if self._generations.serving or self.status.running:
             await plan.check({tag: {} for tag in plan.tags})
         return Accepted(without_users(request), request.keep_alive, driver, plan, version, fingerprint)
 
@@ -200,8 +200,8 @@ class Runner:
             await self._supervisor.run(deadline)
         except Exception as error:
             self.desired.give_up()
-            if self._supervisor.is_aborted(error):
-                raise
+            if self.status.stopped:
+                raise  # a Stop ended it; after any other error something has to run
             if before[0] is State.RUNNING and self._generations.current:
                 raise await self._go_on(error, before[1]) from error
             if before[0] in (State.RUNNING, State.RESTARTING):
@@ -253,6 +253,8 @@ class Runner:
         if grace and serves and self.desired.accepted is not None:
             self._generations.retire()
             self._grace = self._reactor.callLater(grace, self._grace_over)
+            # Whom nobody took out yet because a Start or another run was to end this one.
+            in_background(self._settling.settle_all(), "users were not removed")
         else:
             await self._end(settled)
 
@@ -289,8 +291,8 @@ class Runner:
         try:
             await self._start(driver, request, _not_yet)
         except Exception as error:
-            if self._supervisor.is_aborted(error):
-                raise
+            if self.status.stopped:
+                raise  # a Stop ended it
             reason = as_told(error)
             again = not isinstance(reason, InvalidConfig)
             self.status.enter(State.FAILED, f"not resumed: {reason.text}" + ("; this is tried again" if again else ""))

@@ -17,8 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from drivers.install.releases import InstallError
+from drivers.install.releases import SING_BOX, XRAY, InstallError
 from node.tap import SETTINGS
+from scripts import demo
 from scripts.staging.core import find_xray
 from scripts.staging.ports import free_port
 from scripts.staging.process import Child
@@ -130,6 +131,21 @@ def test_a_taken_port_ends_the_script_with_the_nodes_words(environment: Mapping[
     with socket.create_server(("", int(environment["REST_PORT"]))), Run(environment) as run:
         assert run.wait(30) == 1
     assert re.search(rf"^txnode cannot start: .*{environment['REST_PORT']}", run.output, re.MULTILINE)
+
+
+def test_the_demonstration_has_the_cores_of_the_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client is run with the executable that the node's settings name, wherever they stand: in `.env`, too."""
+    (tmp_path / ".env").write_text(
+        "API_KEY=a key of some length\nXRAY_EXECUTABLE_PATH=/opt/xray\nSING_BOX_EXECUTABLE_PATH=/opt/box\n"
+    )
+    (tmp_path / "var").mkdir()
+    for name in ("certificate.pem", "key.pem"):
+        (tmp_path / "var" / name).touch()
+    monkeypatch.chdir(tmp_path)
+    for setting in SETTINGS:
+        monkeypatch.delenv(setting.name, raising=False)
+    drivers = demo.settings_here().drivers
+    assert [drivers.get(core.variable("EXECUTABLE_PATH")) for core in (XRAY, SING_BOX)] == ["/opt/xray", "/opt/box"]
 
 
 def _tested(directory: Path, *arguments: str) -> list[str]:

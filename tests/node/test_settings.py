@@ -28,13 +28,13 @@ def home(tmp_path: Path) -> Path:
 
 
 def loaded(home: Path, environ: Mapping[str, str] | None = None, **options: str) -> Settings:
-    return load(options, home, {"API_KEY": KEY, **(environ or {})}, DRIVER_SETTINGS)
+    return load(options, home, {"API_KEY": KEY, **(environ or {})}, drivers=DRIVER_SETTINGS)
 
 
 def faults(home: Path, **environ: str) -> list[str]:
     """The lines that tell what is wrong."""
     with pytest.raises(BadSettings) as bad:
-        load({}, home, {"API_KEY": KEY, **environ}, DRIVER_SETTINGS)
+        load({}, home, {"API_KEY": KEY, **environ}, drivers=DRIVER_SETTINGS)
     return bad.value.faults
 
 
@@ -141,7 +141,7 @@ def test_ports_are_numbers_in_range(home: Path, text: str) -> None:
 def test_any_text_is_a_setting_or_a_fault(home: Path, name: str, text: str) -> None:
     """Whatever a setting says, the node has valid settings or a list of faults."""
     try:
-        settings = load({name: text}, home, {"API_KEY": KEY}, DRIVER_SETTINGS)
+        settings = load({name: text}, home, {"API_KEY": KEY}, drivers=DRIVER_SETTINGS)
     except BadSettings as bad:
         assert bad.faults
     else:
@@ -218,9 +218,9 @@ def test_a_key_from_a_file(home: Path) -> None:
     """Without API_KEY it is read from API_KEY_FILE, or from api_key in STATE_DIR; spaces around it are none of it."""
     (home / "var" / "api_key").write_text(f"  {KEY}\n")
     (home / "elsewhere").write_text("another key, long enough\n")
-    assert load({}, home, {}).api_key == KEY
-    assert load({}, home, {"API_KEY_FILE": "elsewhere"}).api_key == "another key, long enough"
-    assert load({}, home, {"API_KEY_FILE": "elsewhere", "API_KEY": KEY}).api_key == KEY
+    assert load({}, home, {}, drivers=()).api_key == KEY
+    assert load({}, home, {"API_KEY_FILE": "elsewhere"}, drivers=()).api_key == "another key, long enough"
+    assert load({}, home, {"API_KEY_FILE": "elsewhere", "API_KEY": KEY}, drivers=()).api_key == KEY
 
 
 def test_a_key_file_that_is_not_there(home: Path) -> None:

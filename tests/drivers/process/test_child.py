@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -270,6 +271,27 @@ class RunTests(TestCase):
         self.assertEqual((done.code, done.output), (1, b"x" * 1000))
         self.assertEqual(len((await self.run_it(python("for n in range(10_000): print(n)"))).lines), LAST_LINES)
 
+    async def test_a_node_that_may_write_less(self) -> None:
+        """A limit of the node's own for files is kept where it is narrower, and is no reason not to run a command."""
+        own = resource.getrlimit(resource.RLIMIT_FSIZE)
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_FSIZE, own)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (spawning.OUTPUT // 2, own[1]))
+        done = await self.run_it(python("import resource; print(resource.getrlimit(resource.RLIMIT_FSIZE))"))
+        hard = spawning.OUTPUT if own[1] == resource.RLIM_INFINITY else min(own[1], spawning.OUTPUT)
+        self.assertEqual(done.lines, (str((spawning.OUTPUT // 2, hard)),))
+
+    async def test_one_that_cannot_be_limited(self) -> None:
+        """A command that is under way already is not left to itself by an error, which has its name."""
+        running = psutil.Process().children()
+        refused = PermissionError(errno.EPERM, "Operation not permitted")
+        with (
+            mock.patch.object(resource, "prlimit", side_effect=refused),
+            self.assertRaisesRegex(CoreFailed, "cannot be run: .*not permitted"),
+        ):
+            await self.run_it(python("import time; time.sleep(60)"))
+        while any(child not in running for child in psutil.Process().children()):
+            await deferLater(reactor, 0.005)
+
     async def test_one_that_is_not_there(self) -> None:
         """An executable that cannot be run is an error that names it."""
         for path in ("/nowhere/core", os.devnull):
@@ -383,14 +405,14 @@ def test_a_core_that_cannot_be_run(path: str) -> None:
 class WhichLeash(TestCase):
     """setpriv is used where it can do what is needed of it, and nowhere else."""
 
-    async def found(self, script: str | None) -> tuple[str | None, str]:
+    async def found(self, script: str | None, interpreter: str = sys.executable) -> tuple[str | None, str]:
         """What is found on a machine whose setpriv is this script, and where it was put."""
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
         directory = Path(temporary.name)
         path = directory / "setpriv"
         if script is not None:
-            path.write_text(f"#!{sys.executable} -IS\n{script}\n")
+            path.write_text(f"#!{interpreter} -IS\n{script}\n")
             path.chmod(0o755)
         self.patch(os, "defpath", str(directory))
         return (await by_setpriv(Spawner(reactor, OWNER, {}))).setpriv, str(path)
@@ -404,6 +426,11 @@ class WhichLeash(TestCase):
     async def test_one_that_cannot(self) -> None:
         """One of another make, without this option."""
         self.assertIsNone((await self.found("raise SystemExit(1)"))[0])
+
+    async def test_one_that_may_run_nothing(self) -> None:
+        """One that is not allowed to execute what it is given (setpriv(1), EXIT STATUS), or that cannot be executed."""
+        self.assertIsNone((await self.found("raise SystemExit(126)"))[0])
+        self.assertIsNone((await self.found("", interpreter="/nowhere/python"))[0])
 
     async def test_none(self) -> None:
         """A machine without it."""

@@ -5,14 +5,24 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
+from twisted.internet import reactor as installed
+from twisted.trial.unittest import TestCase
 
+from drivers.install.releases import XRAY
+from drivers.process.executable import Installation
+from node.aio import Aio
+from node.contract.driver import Host
+from node.logs import LogRing
 from scripts.staging.sing_box import BUILDS, find_sing_box
 from scripts.staging.wait import until
+
+reactor: Any = installed
 
 ROOT = Path(__file__).parents[3]
 # The node's part: each line of arguments is a kind of core, its executable and a configuration for it to look at.
@@ -47,6 +57,26 @@ def endless() -> str:
     for _ in range(300):
         rule = {"type": "logical", "mode": "and", "rules": [rule]}
     return json.dumps({"route": {"rules": [{**rule, "outbound": "x"}]}})
+
+
+class VersionTests(TestCase):
+    """What an executable says of itself."""
+
+    timeout = 20
+
+    async def test_words_beside_the_version(self) -> None:
+        """The version is found whatever the executable, or the leash before it, complains about."""
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        directory = Path(temporary.name)
+        path = directory / "xray"
+        path.write_text("#!/bin/sh\necho a warning >&2\necho Xray 26.3.27 and more\n")
+        path.chmod(0o755)
+        settings = {"XRAY_EXECUTABLE_PATH": str(path)}
+        found = await Installation(
+            Host(reactor, cast(Aio, None), LogRing(reactor, 10), directory, settings), XRAY
+        ).current()
+        self.assertEqual((found.version, found.number), ("26.3.27", (26, 3, 27)))
 
 
 @pytest.mark.core
