@@ -42,6 +42,8 @@ _SERVING = (
 )
 _BACKEND = (
     Setting("STOP_GRACE", "seconds a core lives on after a Stop with x-api-key, for the Start that follows it", "30"),
+    Setting("DRAIN_TIMEOUT", "seconds that connections may stay with a core whose place another one took", "600"),
+    Setting("DRAIN_GENERATIONS", "how many such cores there may be at once; 0: a change restarts the core", "4"),
     Setting("KEEP_ALIVE_ACTION", "stop or keep: what becomes of a backend when its keep-alive is over", "stop"),
     Setting("RESUME", "on: the node starts the backend that ran when it ended, and its users, by itself", "on"),
     Setting(
@@ -67,6 +69,8 @@ class Settings:
     state_dir: Path
     log_buffer_size: int
     stop_grace: int
+    drain_timeout: float
+    drain_generations: int
     outlive: bool
     resume: bool
     traffic_interval: float
@@ -126,6 +130,8 @@ class _Check:
             state_dir=state_dir,
             log_buffer_size=self._number("LOG_BUFFER_SIZE", 1, 1_000_000),
             stop_grace=self._number("STOP_GRACE", 0, 3600),
+            drain_timeout=self._seconds("DRAIN_TIMEOUT", 1, 86_400),
+            drain_generations=self._number("DRAIN_GENERATIONS", 0, 100),
             outlive=self._word("KEEP_ALIVE_ACTION", "stop", "keep") == "keep",
             resume=self._word("RESUME", "on", "off") == "on",
             traffic_interval=self._seconds("TRAFFIC_INTERVAL", 0.1, 3600),

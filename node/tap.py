@@ -25,6 +25,7 @@ from node.aio import Aio
 from node.api.auth import Authenticator
 from node.api.calls import Calls
 from node.api.operations import Backend, Policy
+from node.backend.drain import Limits
 from node.contract.driver import Host
 from node.logs import Logger, LogRing
 from node.machine.system import SystemStats
@@ -121,7 +122,8 @@ class NodeService(Service):
         host = Host(reactor, self._aio, self._ring, self._state.run_dir, settings.drivers)
         self._drivers = {kind: make(host) for kind, make in REGISTRY.items()}
         self._store = Store(reactor, self._state.database)
-        policy = Policy(settings.stop_grace, settings.outlive, settings.resume, settings.traffic_interval)
+        drain = Limits(settings.drain_timeout, settings.drain_generations)
+        policy = Policy(settings.stop_grace, settings.outlive, settings.resume, settings.traffic_interval, drain)
         self._systemd = Systemd(Notifier.from_environment(settings.notify), reactor)
         others = (self._watch, self._systemd)
         self._backend = Backend(reactor, self._ring, self._drivers, self._system, self._store, policy, others)

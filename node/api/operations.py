@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from twisted.internet.defer import ensureDeferred
 from twisted.python.failure import Failure
@@ -12,6 +12,7 @@ from node import __version__
 from node.api.auth import Dialect
 from node.api.calls import Call
 from node.api.feeds import ChunkFeed, UserFeed, require_few
+from node.backend.drain import Limits
 from node.backend.generations import Generations
 from node.backend.keepalive import KeepAlive
 from node.backend.runner import Runner
@@ -34,13 +35,15 @@ class Policy:
     """What an operator decides. Times in seconds.
 
     `stop_grace` is for deployed panels, which say Stop and then Start whenever they are touched. `outlive`: a backend
-    goes on when its keep-alive is over. `poll`: between two readings of the counters.
+    goes on when its keep-alive is over. `poll`: between two readings of the counters. `drain`: for cores whose place
+    another one took.
     """
 
     stop_grace: float = 30.0
     outlive: bool = False
     resume: bool = True
     poll: float = 10.0
+    drain: Limits = field(default_factory=Limits)
 
 
 class Backend:
@@ -66,7 +69,7 @@ class Backend:
         self._store = store
         self._generations = Generations()
         self._traffic = Traffic(reactor, self._generations, self._is_user, store, policy.poll)
-        self._runner = Runner(reactor, ring, store, self._generations, self._traffic.read)
+        self._runner = Runner(reactor, ring, store, self._generations, self._traffic.read, policy.drain)
         self._keep_alive = KeepAlive(reactor, self._expired)
         # Starts under way: while there are any nothing expires.
         self._starts = 0

@@ -74,6 +74,8 @@ class Drain:
 
     async def make(self, run: Generation) -> str:
         """Satisfies `node.backend.replace.Room`: the oldest end before their time where there are too many."""
+        if not self._limits.generations:
+            return "DRAIN_GENERATIONS is 0"
         self._forget()
         while (others := [other for other in self._since if other is not run]) and (self.full or self._too_large(run)):
             await self._end_early(others[0], "another one is to drain")

@@ -14,10 +14,11 @@ from node.backend.generations import Generations
 from node.backend.reconcile import Pairs, Reconciler
 from node.backend.renewal import Renewal
 from node.backend.state import State, Status
-from node.contract.accounts import Change, Refusal, diff, key_of
+from node.contract.accounts import Change, Refusal, Unusable, diff, key_of
 from node.contract.driver import Applied, Generation
 from node.errors import NodeError
 from node.logs import Logger
+from protos.service_pb2 import User
 
 # Seconds that a core which refused something may take to show that it lives.
 LIVES = 1.0
@@ -43,7 +44,9 @@ class Keeper:
         adopt: Callable[[Generation], None],
         doubt: Callable[[Generation], None],
     ) -> None:
+        assert desired.accepted is not None
         self.run = run
+        self._plan = desired.accepted.plan
         self._reactor = reactor
         self._status = status
         self._desired = desired
@@ -89,10 +92,21 @@ class Keeper:
 
     def _outstayed(self, tag: str, key: str) -> bool:
         """Whether a run that drains has somebody who was removed, or an account that is not theirs any more."""
-        packed = self.run.accounts.get(tag, {}).get(key)
-        target = self._desired.target
-        stays = target[tag].get(key) == packed if tag in target else key in self._desired.roster.users
-        return packed is not None and not stays
+        packed, target = self.run.accounts.get(tag, {}).get(key), self._desired.target
+        if packed is None or target.get(tag, {}).get(key) == packed:
+            return False
+        if tag in target and key not in target[tag]:
+            return True
+        user = self._desired.roster.users.get(key)
+        return user is None or self._account(tag, User.FromString(user)) != packed
+
+    def _account(self, tag: str, user: User) -> bytes | None:
+        """What the user would have here, by the configuration of this run: that of another may say it otherwise."""
+        try:
+            account = self._plan.account(tag, user)
+        except Unusable:
+            return None
+        return account.packed if account else None
 
     async def apply(self, changes: list[Change]) -> Applied:
         """Have the run take these. What it keeps though it answers is left for another run, which does not know it."""

@@ -250,7 +250,7 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.way"}
             ["grpc", "grpc_health", "grpc_reflection"],
             {"node.aio", "node.transport.rpc", "node.transport.tls", "node.client.rpc"} | API,
         ),
-        (["psutil"], {"node.machine.system", "node.certificate", "drivers.process.orphans"}),
+        (["psutil"], {"node.machine.memory", "node.machine.system", "node.certificate", "drivers.process.orphans"}),
         (["subprocess"], {"drivers.install.install", "drivers.install.wheels"}),
         (["sqlite3"], {"node.state.database", "node.state.schema"}),
         (["urllib.request", "http.client"], {"drivers.install.archive", "drivers.install.install"}),

@@ -51,6 +51,8 @@ def test_nothing_but_a_key_is_needed(home: Path) -> None:
         state_dir=home / "var",
         log_buffer_size=10000,
         stop_grace=30,
+        drain_timeout=600,
+        drain_generations=4,
         outlive=False,
         resume=True,
         traffic_interval=10,
