@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.internet import reactor as installed
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.process import ProcessReader
 from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
@@ -262,6 +262,18 @@ class RunTests(TestCase):
             await self.run_it(python("import time; time.sleep(60)"), seconds=0.3)
         self.assertIn("within 0.3 s", caught.exception.text)
         while any(isinstance(reader, ProcessReader) for reader in reactor.getReaders()):
+            await deferLater(reactor, 0.005)
+
+    async def test_one_that_nobody_waits_for_any_more(self) -> None:
+        """A command whose caller gives up is killed, and leaves nothing open."""
+        await self.run_it(python("print('the reactor has its own by now')"))
+        before, running = psutil.Process().num_fds(), psutil.Process().children()
+        work = ensureDeferred(self.run_it(python("import time; time.sleep(60)")))
+        self.assertGreater(len(psutil.Process().children()), len(running))
+        work.cancel()
+        with self.assertRaises(CancelledError):
+            await work
+        while psutil.Process().num_fds() != before or any(one not in running for one in psutil.Process().children()):
             await deferLater(reactor, 0.005)
 
     async def test_one_that_leaves_another_behind(self) -> None:
