@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from twisted.internet.defer import TimeoutError
+from twisted.internet import defer
 
 from drivers.process.child import CoreProcess
 from drivers.process.leash import MISSING, UNFIT, leashed
@@ -73,7 +73,7 @@ class Spawner:
             try:
                 _limit(process.pid)
                 ended = await process.when_exited().addTimeout(seconds, self.reactor)
-            except TimeoutError as late:
+            except defer.TimeoutError as late:
                 raise CoreFailed(f"{Path(command[0]).name} did not answer within {seconds:g} s") from late
             except OSError as error:
                 raise CoreFailed(f"{command[0]} cannot be run: {error}") from error

@@ -41,6 +41,8 @@ class Users:
         self._entering: set[Pair] = set()
         # Inbounds with calls that failed: they may have been done, or be done late.
         self._doubtful: set[str] = set()
+        # Inbounds that were taken out and not put back: only a new run has them again.
+        self._lost: set[str] = set()
 
     def is_in(self, pair: Pair) -> bool:
         """Whether the core lets this user in by this inbound, or by any where the tag is not known."""
@@ -54,7 +56,7 @@ class Users:
         Connections that came by an account which is removed or replaced are ended.
         """
         swapped = self._swapped(changes)
-        if swapped is None:
+        if swapped is None or any(change.tag in self._lost for change in changes):
             return Applied([], list(changes))
         refused = await self._apply_live([change for change in changes if change.tag not in swapped])
         left: list[Change] = []
@@ -189,6 +191,7 @@ class Users:
         except ApiFailed as error:
             self.log.error("inbound {tag} takes a new run: it was not put back: {fault}", tag=tag, fault=error)
             self.accounts[tag] = {}
+            self._lost.add(tag)
             coming = [change for change in changes if change.packed is not None]
             return Applied([], [*(Change(tag, key, packed) for key, packed in staying.items()), *coming])
         # Not before: while the inbound was not taken out they could come in.

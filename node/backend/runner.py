@@ -169,7 +169,7 @@ class Runner:
         """Everything that can refuse a Start, before anything is destroyed."""
         version = await driver.version()
         plan = await driver.prepare(request.config, frozenset(request.exclude_inbounds))
-        if self._generations.serving:
+        if self._generations.serving or self.status.running:
             await plan.check({tag: {} for tag in plan.tags})
         return Accepted(without_users(request), request.keep_alive, driver, plan, version, fingerprint)
 
@@ -193,8 +193,8 @@ class Runner:
             await self._supervisor.run(deadline)
         except Exception as error:
             self.desired.give_up()
-            if self._supervisor.is_aborted(error):
-                raise
+            if self.status.stopped:
+                raise  # a Stop ended it; after any other error something has to run
             if before[0] in (State.RUNNING, State.RESTARTING):
                 raise await self._put_back(error) from error
             self.status.enter(*self._after_failure(as_told(error), *before))
@@ -234,6 +234,8 @@ class Runner:
         if grace and serves and self.desired.accepted is not None:
             self._generations.retire()
             self._grace = self._reactor.callLater(grace, self._grace_over)
+            # Whom nobody took out yet because a Start or another run was to end this one.
+            in_background(self._settling.settle_all(), "users were not removed")
         else:
             await self._end(settled)
 
@@ -270,8 +272,8 @@ class Runner:
         try:
             await self._start(driver, request, _not_yet)
         except Exception as error:
-            if self._supervisor.is_aborted(error):
-                raise
+            if self.status.stopped:
+                raise  # a Stop ended it
             reason = as_told(error)
             again = not isinstance(reason, InvalidConfig)
             self.status.enter(State.FAILED, f"not resumed: {reason.text}" + ("; this is tried again" if again else ""))

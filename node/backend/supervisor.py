@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from twisted.internet.defer import CancelledError
 from twisted.internet.interfaces import IReactorTime
 
 from node.backend.backoff import Backoff
@@ -67,8 +66,8 @@ class Supervisor:
         try:
             await self.run(self._reactor.seconds() + seconds)
         except Exception as error:
-            if self.is_aborted(error):
-                raise
+            if self._status.stopped:
+                raise  # a Stop ended it
             reason = as_told(error)
             self._again(reason)
             return reason
@@ -79,10 +78,6 @@ class Supervisor:
         """End every run; nothing comes again by itself."""
         await self.settling.idle()
         await self._replacement.end_all()
-
-    def is_aborted(self, error: Exception) -> bool:
-        """Whether a Stop ended the work; else it is an error like any other, and something has to run after it."""
-        return isinstance(error, CancelledError) and self._status.stopped
 
     def forgive(self) -> None:
         """A controller wants another backend: no try of this one is to come, and its first crash is the first."""

@@ -143,7 +143,7 @@ class NodeProcess:
             return
         self._look()
         try:
-            until(lambda: not self._left(), 3, "the node's processes end")
+            until(lambda: not self._left(), 10, "the node's processes end")
         except AssertionError as error:
             left = [(process.pid, process.cmdline()) for process in self._left()]
             for process in self._left():

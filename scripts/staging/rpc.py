@@ -19,6 +19,8 @@ _OPTIONS = [
     ("grpc.max_send_message_length", _LIMIT),
     ("grpc.max_receive_message_length", _LIMIT),
     ("grpc.use_local_subchannel_pool", 1),
+    # Else who comes while the port is closed for a moment waits a second for the next attempt.
+    ("grpc.initial_reconnect_backoff_ms", 100),
 ]
 
 

@@ -51,8 +51,11 @@ class Renewing:
             await self._at_end(run)
 
     async def apply(self, changes: Sequence[Change]) -> list[Refusal]:
-        """Bring changes in, by another run if need be. Who is refused."""
+        """Bring changes in as a reconciler does, by another run if need be. Who is refused."""
         refused, left = await self.run.apply(changes)
+        if left:
+            more, left = await self.run.apply(left)
+            refused = refused + more
         return refused + await self.renew(left) if left else refused
 
     async def renew(self, left: Sequence[Change]) -> list[Refusal]:

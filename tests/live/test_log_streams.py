@@ -36,7 +36,7 @@ from tests.harness.grounds import XRAY, Ground
 from tests.harness.rest import Rest
 
 LINES = 10_000
-LONG = 4_000
+LONG = 3_000
 MAX_LINE = 64 * 1024
 DROPPED = re.compile(re.escape(NODE_MARK) + r"(\d+) lines were dropped")
 NUMBERED = re.compile(r"line (\d+) of the core")
@@ -179,7 +179,8 @@ def test_slow_reader_is_told(tmp_path: Path, way: Make) -> None:
         stream = stack.enter_context(unread(way, node))
         began = time.monotonic()
         RestController(node).start(a_backend())
-        assert time.monotonic() - began < 8
+        # Who is held up is so until somebody reads.
+        assert time.monotonic() - began < 20
         # A core may be running before the node has read all that it said.
         lines = list(itertools.takewhile(lambda line: not line.startswith(f"line {LINES - 1} of"), stream))
     assert dropped_of(lines) > 0

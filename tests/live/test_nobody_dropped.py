@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 
+import psutil
 import pytest
 from google.protobuf.message import Message
 
@@ -177,7 +178,7 @@ def test_identical_start_renews_keep_alive(node: NodeProcess, home: Place, contr
     before = core(node)
     run(controller, [home], keep_alive=1)
     assert core(node) == before
-    until(lambda: not node.core_pids(), 5, "the core ends")
+    until(lambda: not node.core_pids(), 15, "the core ends")
     run(controller, [home], keep_alive=1)
     run(controller, [home])
     over_time = time.monotonic() + 1.5
@@ -392,7 +393,7 @@ def test_grace_that_ends(tmp_path: Path, home: Place, echo: EchoServer) -> None:
             assert node.core_pids()
             transfer.download(link, 100_000)
             before = echo.sent
-            until(lambda: not node.core_pids(), 5, "the core ends")
+            until(lambda: not node.core_pids(), 15, "the core ends")
         assert traffic(panel.stats(UsersStat))[ANNA.email]["downlink"] >= 200_000
         assert echo.sent == before
         assert run(panel, [home], [member(ANNA, home)]).running
@@ -415,7 +416,7 @@ def test_killed_under_load(node: NodeProcess, home: Place, echo: EchoServer, con
     ):
         os.kill(core(node), signal.SIGKILL)
         before = time.monotonic()
-        until(lambda: reached(port, echo), 5, "she is in again")
+        until(lambda: reached(port, echo), 15, "she is in again")
         took = time.monotonic() - before
     # Some 0.1 s on a machine that has nothing else to do.
     assert took < 2
@@ -556,14 +557,21 @@ def test_ten_thousand_users(node: NodeProcess, home: Place, echo: EchoServer, co
     run(controller, [home], users)
     with at_ease(node, home, ANNA, echo):
         with undisturbed(node, home, ANNA, echo):
-            quick(lambda: run(controller, [home], users[::-1]))
-            quick(lambda: controller.sync_users(users))
-        quick(lambda: controller.sync_user(member(BERT, home)))
+            quick(node, lambda: run(controller, [home], users[::-1]))
+            quick(node, lambda: controller.sync_users(users))
+        quick(node, lambda: controller.sync_user(member(BERT, home)))
         assert gets_in(home, BERT, echo)
 
 
-def quick(call: Callable[[], object]) -> None:
-    """Some 0.1 s for whole sets, and 0.4 s for another core, on a machine that has nothing else to do."""
-    before = time.monotonic()
+def quick(node: NodeProcess, call: Callable[[], object]) -> None:
+    """Some 0.1 s for whole sets, and 0.4 s for another core, of the processor: others may be at it meanwhile."""
+    before, began = spent(node), time.monotonic()
     call()
-    assert time.monotonic() - before < 2 * AT_ONCE
+    assert spent(node) - before < 2 * AT_ONCE
+    assert time.monotonic() - began < START_TIMEOUT
+
+
+def spent(node: NodeProcess) -> float:
+    """Seconds of the processor that the node has taken, with its cores that run and those that have ended."""
+    cores = [sum(psutil.Process(pid).cpu_times()[:2]) for pid in node.core_pids()]
+    return sum(psutil.Process(node.pid).cpu_times()[:4]) + sum(cores)

@@ -31,8 +31,8 @@ from tests.harness.grounds import Ground
 
 ANNA, BERT = TestUser.new("anna@test"), TestUser.new("bert@test")
 MANY, SOME = 100, 20
-# Seconds in which connections end.
-AT_ONCE = 1.0
+# Seconds in which connections end, on a busy machine too; by themselves they would last for minutes.
+AT_ONCE = 3.0
 FORWARDED = "203.0.113.9"
 # Every way in by TCP, among them one connection for one user and many requests on one connection.
 KINDS = (
@@ -194,7 +194,7 @@ def test_connections_that_begin_just_then(
                 links.append(stack.enter_context(closing(socks.connect(port, echo.host, echo.port))))
                 links[-1].sendall(b"echo 5\nhello")
         assert links
-        until(lambda: bert.all_live() and silent(links, bert), 5, "none of Anna's connections answers")
+        until(lambda: bert.all_live() and silent(links, bert), 15, "none of Anna's connections answers")
 
 
 def silent(links: list[socket.socket], witness: Crowd) -> bool:

@@ -77,7 +77,7 @@ def _use_and_compare(box: Box, door: Door, person: TestUser, port: int, echo: Ec
     with transfer.connect(port, echo) as link:
         transfer.upload(link, UP)
         transfer.download(link, DOWN)
-        online = until(lambda: box.controller.online_ips(person.email).ips, 2, f"{door.way.name} is online")
+        online = until(lambda: box.controller.online_ips(person.email).ips, 10, f"{door.way.name} is online")
         assert list(online) == ["127.0.0.1"]
         assert box.controller.online(person.email).value == 1
     expected = {"uplink": echo.received - received, "downlink": echo.sent - sent}

@@ -412,7 +412,7 @@ def test_term_with_everything_open(tmp_path: Path) -> None:
         assert len(core) == 1
         assert not psutil.pid_exists(core[0])
         assert not any("Traceback" in line for line in node.lines)
-        until(lambda: all(reader.ended for reader in readers), 3, "the log streams end")
+        until(lambda: all(reader.ended for reader in readers), 10, "the log streams end")
         controllers[2].close()
 
 
@@ -420,7 +420,7 @@ def test_interrupt(place: Place) -> None:
     """Ctrl-C ends it as well."""
     with place.node() as node:
         os.kill(node.pid, 2)
-        node.wait(3)
+        node.wait(15)
         assert "Traceback" not in node.output
 
 

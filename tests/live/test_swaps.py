@@ -128,6 +128,7 @@ class SwapTests(TestCase):
         self.assertEqual({change.key for change in left if change.packed}, {ANNA.email, CARL.email})
         self.assertEqual(self.core.accounts[self.place.tag], {})
         self.assertFalse(accepts(self.place.port))
+        self.assertEqual(await self.core.apply(left), ([], left))
 
     async def test_a_run_that_the_core_refuses(self) -> None:
         """Users whom the core refuses do not keep who leaves in it: it runs again without either."""

@@ -311,7 +311,7 @@ def test_online(counters: Traffic, controller: Controller, home: Place, echo: Ec
         assert abs(reply.ips[SOURCE] - time.time()) < 60
         with way(home, BERT, source="127.0.0.3") as port, transfer.connect(port, echo):
             # sing-box's list may be 0.2 s old.
-            until(lambda: controller.online(BERT.email).value == 2, 1, "he is online from there, too")
+            until(lambda: controller.online(BERT.email).value == 2, 10, "he is online from there, too")
             assert set(controller.online_ips(BERT.email).ips) == {SOURCE, "127.0.0.3"}
     until(lambda: controller.online(BERT.email).value == 0, what="he is offline")
     assert not controller.online_ips(BERT.email).ips

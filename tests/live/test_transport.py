@@ -273,7 +273,7 @@ def test_replaced_at_sighup(tmp_path: Path) -> None:
             new.certificate.replace(node.certificate.certificate)
             new.key.replace(node.certificate.key)
             os.kill(node.pid, signal.SIGHUP)
-            until(lambda: both_serve(node, der(node.certificate.certificate)), 5, "the new certificate is served")
+            until(lambda: both_serve(node, der(node.certificate.certificate)), 15, "the new certificate is served")
             assert der(node.certificate.certificate) != old
             assert before.GetBaseInfo(Empty()).version, "a connection of before"
         assert RestController(node).info().version
@@ -289,7 +289,7 @@ def test_bad_pair_keeps_the_old(tmp_path: Path) -> None:
             said = len(node.lines)
             node.certificate.key.write_bytes(bad)
             os.kill(node.pid, signal.SIGHUP)
-            until(lambda said=said: complaints(node, said), 5, "the log says so")  # type: ignore[misc]
+            until(lambda said=said: complaints(node, said), 15, "the log says so")  # type: ignore[misc]
             assert both_serve(node, old)
         node.certificate.key.write_bytes(right)
         os.kill(node.pid, signal.SIGHUP)

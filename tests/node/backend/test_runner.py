@@ -511,6 +511,29 @@ class Stops(RunnerTests):
         self.failureResultOf(start, Aborted)
         self.successResultOf(stop)
 
+    def test_a_start_that_fails_when_it_is_aborted(self) -> None:
+        """Whatever goes wrong while it clears up, nothing comes back after a Stop."""
+        launch = self.driver.launch
+
+        async def failing(plan: MemoryPlan, target: Mapping[str, Accounts], seconds: float) -> MemoryGeneration:
+            try:
+                return await Deferred()
+            except CancelledError:
+                raise OSError("no more files") from None
+
+        for crash in (False, True):
+            self.patch(self.driver, "launch", launch)
+            core = self.started("a", ANN)
+            self.patch(self.driver, "launch", failing)
+            if crash:
+                core.die()
+                self.pass_time(0)
+            else:
+                self.start("b", BOB).addErrback(lambda failure: failure.trap(OSError))
+            self.stopped()
+            self.assertEqual((self.driver.running, self.runner.status.state), ([], "stopped"))
+            self.assertEqual(len(self.flushLoggedErrors(OSError)), crash)
+
     def test_two_stops(self) -> None:
         """Stops at the same time all succeed, none before the core has ended, which is done once."""
         self.started("a", ANN)
@@ -681,6 +704,19 @@ class Grace(RunnerTests):
             self.successResultOf(self.start("a", new, CY))
             self.assertEqual(self.accounts(), {"bob": b"new", "cy": b"three"}, name)
             self.stopped()
+
+    def test_who_was_removed_during_a_start_that_it_ends(self) -> None:
+        """Nothing was asked of the core that was about to end; now that it waits they are out of it."""
+        self.started("a", ANN, BOB)
+        self.driver.applying.shut = True
+        self.sync_user(CY)
+        start = self.start("b", ANN)
+        self.successResultOf(self.sync_user(person("bob")))
+        stop = self.stop(GRACE)
+        self.failureResultOf(start, Aborted)
+        self.driver.applying.open()
+        self.successResultOf(stop)
+        self.assertEqual(set(self.accounts()), {"ann", "cy"})
 
     def test_a_core_that_dies_in_it(self) -> None:
         """It does not come back by itself, and the same Start runs another."""
@@ -1455,6 +1491,33 @@ class Renewals(RunnerTests):
         for deferred in (sync, start):
             self.successResultOf(deferred)
         self.assertEqual([core.plan.config for core in self.driver.cores], ["a", "b"])
+
+    def test_a_refused_start_meanwhile(self) -> None:
+        """A configuration that the core does not build is refused before anybody notices, now as well."""
+        self.started("a", ANN)
+        self.driver.stopping.shut = True
+        sync = self.renewed(self.sync_user(BOB))
+        self.failureResultOf(self.start("b unbuildable"), InvalidConfig)
+        self.driver.stopping.open()
+        self.successResultOf(sync)
+        self.assertEqual((len(self.driver.cores), set(self.accounts())), (2, {"ann", "bob"}))
+
+    def test_a_grace_meanwhile(self) -> None:
+        """A core that was about to be renewed without somebody, and waits for a Start now, does not wait with them."""
+        self.started("a", ANN, BOB)
+        checking = Gate()
+        checking.shut = True
+
+        async def check(plan: MemoryPlan, target: Mapping[str, Accounts]) -> None:
+            await checking.passed()
+
+        self.patch(self.driver, "check", check)
+        removal = self.renewed(self.sync_user(person("bob")))
+        self.stopped(GRACE)
+        checking.open()
+        self.pass_time(1)
+        self.successResultOf(removal)
+        self.assertEqual((self.driver.running, self.runner.status.state), ([], "stopped"))
 
     def test_a_stop_meanwhile(self) -> None:
         """No core is left, and none was launched."""
