@@ -78,6 +78,7 @@ class Supervisor:
         """End every run; nothing comes again by itself."""
         await self.settling.idle()
         await self._replacement.end_all()
+        self.settling.forget()
 
     def forgive(self) -> None:
         """A controller wants another backend: no try of this one is to come, and its first crash is the first."""
