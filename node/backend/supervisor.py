@@ -90,6 +90,7 @@ class Supervisor:
         self._drain.stop()
         await self.settling.idle()
         await self._replacement.end_all()
+        self.settling.forget()
 
     def forgive(self) -> None:
         """A controller wants another backend: no try of this one is to come, and its first crash is the first."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, cycle, pairwise
@@ -432,6 +434,15 @@ class Stops(RunnerTests):
         self.assertEqual((self.readings, self.driver.running), (4, []))
         self.assertEqual(self.read, [[core]] * 4)
         self.assertEqual(self.generations.counting, ())
+
+    def test_nothing_is_kept(self) -> None:
+        """What it knew of many users is not kept in memory until the next Start."""
+        core = weakref.ref(self.started("a", ANN))
+        self.stopped()
+        for known in (self.driver.cores, self.read):
+            known.clear()
+        gc.collect()
+        self.assertIsNone(core())
 
     def test_counters_that_never_rest(self) -> None:
         """It is not read for ever."""
