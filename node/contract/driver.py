@@ -150,6 +150,10 @@ class Shares(Protocol):
     A run that ends leaves by itself, and what it was given goes to the newest of the others.
     """
 
+    @property
+    def pid(self) -> int | None:
+        """The process number while it runs."""
+
     async def obstacles(self, plan: Plan) -> Sequence[str]:
         """Why a run of this plan could not take over from this one, each in a line; nothing is touched."""
 
@@ -162,8 +166,8 @@ class Shares(Protocol):
     async def lead(self) -> None:
         """Give it all new connections; clients of inbounds that it does not have get no answer. Raises `NotShared`."""
 
-    async def deserted(self) -> bool:
-        """Whether it has no connections any more, and none waits for it."""
+    async def connected(self) -> int:
+        """How many connections it has, with those that wait for it."""
 
 
 class Plan(Protocol):
