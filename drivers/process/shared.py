@@ -60,8 +60,10 @@ class SharedRun(Run[A]):
         found = [*self._listening.exclusive, *moved(self._listening.listens, made.listens)]
         if max(map(_count, (self._listening, made))) > MOST:
             return [*found, f"there are more than {MOST:,} listeners"]
-        seen = await self._sharing.survey(self._number, self._listening.ports)
-        return [*found, *self._seen(seen)]
+        try:
+            return [*found, *self._seen(await self._sharing.survey(self._number, self._listening.ports))]
+        except NotShared as error:
+            return [*found, str(error)]
 
     async def join(self) -> None:
         if not self.alive:

@@ -55,7 +55,8 @@ class Sharing:
         return self.has(pid) and pid != self._led
 
     async def survey(self, pid: int, ports: Ports) -> Survey:
-        return await self._do(survey, pid, ports)
+        """What it has open. Raises `NotShared`."""
+        return await self._steered(survey, pid, ports)
 
     async def join(self, pid: int, ports: Ports) -> None:
         """Share what it listens on. Who is the first, or has joined already, awaits another. Raises `NotShared`."""
@@ -81,7 +82,7 @@ class Sharing:
             await self._steered(self._steering.knock, pid)
         except NotShared as error:
             raise CoreFailed(f"the core cannot be reached: {error}") from error
-        while deaf := [address for address, count in (await self._waiting(pid)).items() if count]:
+        while deaf := sorted(address for address, count in (await self._waiting(pid)).items() if count):
             if self._reactor.seconds() > deadline:
                 where = ", ".join(map(str, deaf))
                 raise CoreFailed(f"the core accepts no connection within {seconds:g} s on {where}")
@@ -151,7 +152,7 @@ class Sharing:
     async def _steered(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         try:
             return await self._do(work, *arguments, **named)
-        except Unsteerable as error:
+        except (Unsteerable, OSError) as error:
             raise NotShared(str(error)) from error
 
     def _do(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> Deferred[T]:
