@@ -55,6 +55,7 @@ class SingBoxGeneration(SharedRun[Api]):
         # Whether v2ray_api counts who is in its configuration, and the labels of live users whom it does not know.
         self._counts = endpoint.stats_port is not None
         self._untold: set[str] = set()
+        self.lingering = False
         self._own_names = frozenset(plan.own_names)
         # The most bytes that the counters ever lacked.
         self._lacking = 0
@@ -202,12 +203,15 @@ class SingBoxGeneration(SharedRun[Api]):
     async def _shut_out(self, left: Mapping[tuple[str, str], bytes | None]) -> None:
         """Have the core forget credentials, where it can. Where that fails or is too dear, connections are closed."""
         live = [Change(tag, key, packed) for (tag, key), packed in left.items() if packed and tag in self._live_tags]
-        if self._live is None or self._cost(live) > LIVE_SECONDS:
+        dear = self._cost(live) > LIVE_SECONDS
+        self.lingering |= dear or any(packed and tag not in self._live_tags for (tag, _), packed in left.items())
+        if self._live is None or dear:
             return
         for change in live:
             try:
                 await self._live.shut_out(change.tag, self._login(change.tag, change.key, change.packed or b"")[0])
             except ApiFailed as error:
+                self.lingering = True
                 self.log.warn("a removed user's connections are closed as they come: {fault}", fault=error)
 
     async def _let_in(self, coming: Sequence[Change]) -> dict[tuple[str, str], Refusal]:

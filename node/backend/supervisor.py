@@ -50,7 +50,7 @@ class Supervisor:
         self._replacement = replacement
         self._drain = drain
         self._backoff = Backoff(reactor)
-        self._renewal = Renewal(status, desired, generations, replacement, self._again)
+        self._renewal = Renewal(reactor, status, desired, generations, replacement, self._again)
         self.settling = Settling(status, desired, generations, self._keeper)
         self._watch = Watch(reactor, self._hung, self.settling.repair)
         self._probation = Probation(reactor, generations, self._hung)

@@ -137,6 +137,15 @@ class CountsOnline(Protocol):
         """How many addresses a user is connected from. Raises as `Generation.online`."""
 
 
+@runtime_checkable
+class Lingers(Protocol):
+    """A generation that may keep removed users out without forgetting their credentials."""
+
+    @property
+    def lingering(self) -> bool:
+        """Whether it knows a credential that is not valid any more: another run would not."""
+
+
 class NotShared(Exception):
     """A run cannot share its listeners with another one. The text says why, for an operator."""
 
