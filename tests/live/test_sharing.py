@@ -30,6 +30,7 @@ from scripts.staging.core import Json
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import Kind
 from scripts.staging.protocols import shadowsocks, shadowsocks_2022, vless, vmess
+from scripts.staging.socks import UdpAssociation
 from scripts.staging.transports import raw
 from scripts.staging.users import TestUser
 from tests.conftest import Place, member, way
@@ -230,9 +231,31 @@ class SharingTests(TestCase):
         [obstacle] = await old.obstacles(moved)
         self.assertIn(f"port {self.home.port} moves", obstacle)
         self.assertFalse(old.shared)
-        of_udp = Place(Kind("shadowsocks", shadowsocks("aes-256-gcm"), raw()), "udp", ground=self.ground)
-        mixed = await self.launched(await self.prepared(of_udp.inbound))
-        self.assertEqual(await mixed.obstacles(plan), [f"127.0.0.1:{of_udp.port} is UDP"])
+
+    async def test_datagrams(self) -> None:
+        """Of Shadowsocks they go where connections go, and a client of before and after notices nothing."""
+        self.home = Place(Kind("ss", shadowsocks("aes-256-gcm"), raw()), "home", ground=self.ground)
+        plan, old = await self.started(ANNA)
+        self.assertEqual(await old.obstacles(plan), [])
+        port = self.socks(self.home, ANNA)
+        with UdpAssociation(port) as association, UdpAssociation(port) as later:
+            transfer.udp_echo(association, b"before", self.echo)
+            new = await self.followed(old, plan, ANNA)
+            for _ in range(20):
+                with UdpAssociation(port) as another:
+                    transfer.udp_echo(another, b"meanwhile", self.echo)
+            self.assertEqual(await self.served(new), 0)
+            await new.lead()
+            served = await self.served(old)
+            for one in (association, later, association, later):
+                transfer.udp_echo(one, b"after", self.echo)
+            self.assertEqual(await self.served(old), served)
+            self.assertGreater(await self.served(new), 0)
+            new.kill()
+            await new.when_exited()
+            await old.connected()
+            transfer.udp_echo(association, b"back", self.echo)
+            transfer.udp_echo(later, b"back", self.echo)
 
 
 class XrayTests(SharingTests):
