@@ -262,6 +262,21 @@ class SharingTests(TestCase):
             transfer.udp_echo(association, b"back", self.echo)
             transfer.udp_echo(later, b"back", self.echo)
 
+    async def test_datagrams_at_the_end(self) -> None:
+        """None comes any more to the one that is led to, so that its counters rest; it answers still."""
+        self.home = Place(Kind("ss", shadowsocks("aes-256-gcm"), raw()), "home", ground=self.ground)
+        plan, old = await self.started(ANNA)
+        new = await self.followed(old, plan, ANNA)
+        await new.lead()
+        with UdpAssociation(self.socks(self.home, ANNA)) as association:
+            transfer.udp_echo(association, b"before", self.echo)
+            await new.wind_down()
+            served = await self.served(new)
+            self.assertGreater(served, 0)
+            association.send(b"after", self.echo.host, self.echo.port)
+            await new.connected()
+            self.assertEqual((await self.served(new), await self.served(old)), (served, 0))
+
 
 class XrayTests(SharingTests):
     __test__ = True

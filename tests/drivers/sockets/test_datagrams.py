@@ -87,6 +87,23 @@ def test_led_and_left(port: Port) -> None:
     assert old.poll() is None
 
 
+def test_before_an_end(port: Port) -> None:
+    """Clients are refused at once, and given to nobody; what is left of the processes is nobody's affair."""
+    port.join("a")
+    new = port.join("b")
+    port.steering.steer(new.pid)
+    port.steering.silence(new.pid)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.settimeout(5)
+        client.connect(("127.0.0.1", port.number))
+        client.send(b"who?")
+        with pytest.raises(ConnectionRefusedError):
+            client.recv(8)
+    new.kill()
+    new.wait()
+    port.steering.leave(new.pid)
+
+
 def test_a_stranger(port: Port) -> None:
     """Another socket at the address, which nobody took up, is noticed at once and at every join."""
     port.start("x")
