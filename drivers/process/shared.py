@@ -29,6 +29,10 @@ class Listening(Protocol):
         """By port where and how they do: what is not equal for two configurations is another listener."""
 
     @property
+    def datagrams(self) -> Collection[int]:
+        """The ports where each datagram stands for itself, if any come: it need not go where those before it went."""
+
+    @property
     def exclusive(self) -> Sequence[str]:
         """What of it only one process at a time can have, each in a line."""
 
@@ -99,7 +103,8 @@ class SharedRun(Run[A]):
         return True
 
     def _seen(self, seen: Survey) -> list[str]:
-        udp = [f"{address} is UDP" for address in sorted(seen.udp)]
+        held = sorted(address for address in seen.udp if address.port not in self._listening.datagrams)
+        udp = [f"{address} is UDP, where clients have sessions with the core" for address in held]
         paths = [f"only one process can listen at {path}" for path in sorted(seen.paths - self._own_paths)]
         return [*seen.obstacles, *udp, *paths]
 

@@ -15,6 +15,7 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 
 from drivers.sockets.connections import Ports, Unreachable, alive
+from drivers.sockets.datagrams import Datagrams
 from drivers.sockets.listeners import Survey, survey
 from drivers.sockets.reuseport import Address
 from drivers.sockets.steering import Steering, Unsteerable
@@ -37,7 +38,7 @@ class Sharing:
 
     def __init__(self, reactor: PooledReactor) -> None:
         self._reactor = reactor
-        self._steering = Steering()
+        self._steering, self._datagrams = Steering(), Datagrams()
         self._lock = DeferredLock()
         # By process number, in the order in which they joined; and those of them that are about to end.
         self._members: dict[int, Ports] = {}
@@ -68,7 +69,7 @@ class Sharing:
         if first:
             self._led = pid
         try:
-            await self._steered(self._steering.join, pid, ports)
+            await self._steered(self._join, pid, ports)
         except NotShared:
             if first:  # nothing is held then; of a later one something may be, until it ends
                 self._members.clear()
@@ -103,7 +104,7 @@ class Sharing:
         """It is about to end: if it has been given new connections, nobody's are accepted any more."""
         self._ending.add(pid)
         if pid == self._led:
-            await self._do(lambda: self._steering.deafen(self._steering.waiting(pid)))
+            await self._do(self._quieten, pid)
 
     async def connected(self, pid: int, ports: Ports) -> int:
         """How many connections it has, with those that it has not accepted yet."""
@@ -129,18 +130,35 @@ class Sharing:
         if joined or alone:
             self._do(self._leave, pid, heir, alone).addErrback(self._complain)
 
+    def _join(self, pid: int, ports: Ports) -> None:
+        first = not self._members.keys() - {pid}
+        self._steering.join(pid, ports)
+        try:
+            self._datagrams.join(pid, ports)
+        except (Unsteerable, OSError):
+            if first:
+                self._steering.detach()
+            raise
+
+    def _quieten(self, pid: int) -> None:
+        self._steering.deafen(self._steering.waiting(pid))
+        self._datagrams.silence(pid)
+
     def _leave(self, pid: int, heir: int | None, alone: bool) -> None:
         lost = self._steering.leave(pid)
+        self._datagrams.leave(pid)
         if lost:
             self.log.warn("the core ended with {count} connections that it had not accepted", count=lost)
         if heir is not None:
             self._lead(heir)
         if alone:
             self._steering.close()
+            self._datagrams.close()
 
     def _lead(self, pid: int) -> None:
         self._steering.deafen(self._steering.waiting(pid), deaf=False)
         self._steering.steer(pid)
+        self._datagrams.steer(pid)
         self._steering.deafen(self._steering.missing(pid))
 
     def _waiting(self, pid: int) -> Deferred[dict[Address, int]]:
