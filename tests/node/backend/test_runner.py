@@ -1503,6 +1503,18 @@ class Renewals(RunnerTests):
             self.successResultOf(deferred)
         self.assertEqual([core.plan.config for core in self.driver.cores], ["a", "b"])
 
+    def test_a_whole_set_meanwhile(self) -> None:
+        """It is brought into the run that is on its way, whatever that begins with."""
+        self.started("a", ANN)
+        self.driver.stopping.shut = True
+        sync = self.renewed(self.sync_user(BOB))
+        whole = self.sync_users(ANN, CY)
+        self.driver.stopping.open()
+        self.successResultOf(sync)
+        self.assertNoResult(whole)
+        self.successResultOf(self.renewed(whole))
+        self.assertEqual(set(self.accounts()), {"ann", "cy"})
+
     def test_a_refused_start_meanwhile(self) -> None:
         """A configuration that the core does not build is refused before anybody notices, now as well."""
         self.started("a", ANN)
