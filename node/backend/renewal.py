@@ -63,7 +63,7 @@ class Renewal:
         fault = await _fault(plan, wanted)
         if fault and staying == before:
             return run, self._refusals(left, fault)
-        if not (run.alive and self._status.running):
+        if not (run.alive and run is self._generations.current and self._status.running):
             return run, []
         try:
             return await self._begin(run, wanted, staying, left, fault)

@@ -68,6 +68,8 @@ class Runner:
         self.users = Members(self.status, self._control, self.desired, generations, self._settling)
         self._resuming = Backoff(reactor)
         self._grace: IDelayedCall | None = None
+        # The run that a Stop left for the Start that follows it.
+        self._waiting: Generation | None = None
         self._closed = False
 
     async def start(self, driver: Driver, request: Backend) -> None:
@@ -152,8 +154,7 @@ class Runner:
 
     def _serves(self, fingerprint: Fingerprint) -> Generation | None:
         """The run that means the same: the current one, or one that waits for a Start after a Stop."""
-        waiting = self._generations.draining if self.status.stopped else ()
-        run = next(reversed(waiting), self._generations.current)
+        run = self._waiting if self.status.stopped else self._generations.current
         return run if self._means(fingerprint) and run is not None and run.alive else None
 
     def _means(self, fingerprint: Fingerprint) -> bool:
@@ -249,8 +250,8 @@ class Runner:
 
     async def _stop(self, grace: float, settled: Settled) -> None:
         self._cancel_grace()
-        serves = self._generations.current or self._generations.draining
-        if grace and serves and self.desired.accepted is not None:
+        self._waiting = self._generations.current or self._waiting
+        if grace and self._waiting in self._generations.serving and self.desired.accepted is not None:
             self._generations.retire()
             self._grace = self._reactor.callLater(grace, self._grace_over)
             # Whom nobody took out yet because a Start or another run was to end this one.
@@ -274,6 +275,7 @@ class Runner:
         self._grace = None
 
     async def _end(self, settled: Settled) -> None:
+        self._waiting = None
         self.desired.clear()
         settled()
         await self._supervisor.end_all()
