@@ -65,6 +65,11 @@ class Keeper:
         """Whether its run has connections, and gets no new ones or waits for a Start. A Start that goes on ends it."""
         return self.run in self._generations.draining and self._status.state is not State.STARTING
 
+    @property
+    def _is_renewed(self) -> bool:
+        """Whether another run is taking the place of its run. That one begins with what this one had."""
+        return self._status.running and self._generations.current is None and not self.drains
+
     def changes(self, touched: Iterable[tuple[str, str]]) -> list[Change]:
         have, wanted = self.run.accounts, self._desired.target
         if self.serves:
@@ -76,7 +81,7 @@ class Keeper:
 
     def differences(self) -> list[Change]:
         have, wanted = self.run.accounts, self._desired.target
-        if self.serves:
+        if self.serves or self._is_renewed:
             return diff(have, wanted)
         # Most of them stay, which is told faster here.
         looked = [(tag, accounts.items(), wanted.get(tag, {})) for tag, accounts in have.items()]
