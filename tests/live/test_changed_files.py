@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from drivers.xray.executable import Files
+from drivers.process.executable import Files
 from drivers.xray.geo import private_geoip
 from scripts.staging import transfer
 from scripts.staging.backend import backend
