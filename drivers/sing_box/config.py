@@ -43,6 +43,8 @@ _COUNTED = [
 _LEADING = ("shadowtls", "vmess")
 # Types that listen on UDP alone.
 _QUIC = ("hysteria", "hysteria2", "tuic")
+# What of an inbound says on which socket it listens.
+_LISTENING = ("listen", "bind_interface", "netns", "routing_mark")
 # What has a tag, or the core's number for one.
 _TAGGED = ("inbounds", "outbounds", "endpoints")
 # Keys that name a file to be written or a program to be run, anywhere, …
@@ -102,6 +104,20 @@ class Plan:
         """Where inbounds listen."""
         ports = (inbound.get("listen_port", 0) for inbound in self.tree.get("inbounds", []))
         return [range(port, port + 1) for port in ports if port]
+
+    @property
+    def listens(self) -> Mapping[int, Sequence[Json]]:
+        """By port how inbounds listen there."""
+        found: dict[int, list[Json]] = {}
+        for inbound in self.tree.get("inbounds", []):
+            if inbound.get("listen_port"):
+                found.setdefault(inbound["listen_port"], []).append({key: inbound.get(key) for key in _LISTENING})
+        return {port: sorted(some, key=json.dumps) for port, some in found.items()}
+
+    @property
+    def exclusive(self) -> Sequence[str]:
+        """What of it only one process at a time can have, in words."""
+        return list(_exclusive(self.tree))
 
     @property
     def fronts(self) -> Mapping[str, Mapping[str, int]]:
@@ -304,6 +320,27 @@ def _part(tree: Json, kept: Path) -> None:
             for key in handler.keys() & _DIRECTORIES:
                 name = hashlib.sha256(f"{kind} {handler['tag']}".encode("utf-8", "surrogatepass")).hexdigest()[:16]
                 handler[key] = str(kept / name)
+
+
+def _exclusive(tree: Mapping[str, Any]) -> Iterator[str]:
+    """Network interfaces, keys of peers, ports of services, and directories that a core keeps things in."""
+    for endpoint in tree.get("endpoints", []):
+        yield f"the endpoint {endpoint['tag']!r} can be in one process at a time"
+    for inbound in tree.get("inbounds", []):
+        if inbound["type"] == "tun":
+            yield f"the network interface of {inbound['tag']!r} can be in one process at a time"
+    for service in tree.get("services", []):
+        if "listen_port" in service:
+            yield f"the service {service.get('type')} listens on a port that one process at a time can have"
+    if _keeps({kind: some for kind, some in tree.items() if kind != "endpoints"}):
+        yield "certificates by ACME, or what else the core keeps on disk, one process at a time can have"
+
+
+def _keeps(value: Any) -> bool:
+    """Whether something in it has a directory of its own."""
+    if isinstance(value, dict):
+        return not value.keys().isdisjoint(_DIRECTORIES) or any(map(_keeps, value.values()))
+    return isinstance(value, list) and any(map(_keeps, value))
 
 
 def _take_over_paths(value: Any, directory: Path) -> Iterator[str]:

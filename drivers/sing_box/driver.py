@@ -9,6 +9,7 @@ from drivers.sing_box import config
 from drivers.sing_box.executable import SETTINGS, counts, installation
 from drivers.sing_box.plan import SingBoxPlan
 from drivers.sing_box.verdict import look
+from drivers.sockets.sharing import Sharing
 from node.contract.driver import Host
 
 
@@ -21,6 +22,7 @@ class SingBox:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._installation = installation(host)
+        self._sharing = Sharing(host.reactor)
 
     def fingerprint(self, config_text: str) -> str:
         return json_text.fingerprint(config_text)
@@ -32,9 +34,8 @@ class SingBox:
         core, directory = await self._installation.current(), self._host.directory
         done = await look(core, "format", stdin=config_text.encode(), output=1)
         reading = config.plan, done.output, exclude, directory, counts(core)
-        return SingBoxPlan(
-            self._host, self._installation, await starting.read(self._host.reactor, config_text, *reading)
-        )
+        made = await starting.read(self._host.reactor, config_text, *reading)
+        return SingBoxPlan(self._host, self._installation, self._sharing, made)
 
     def sweep(self) -> list[int]:
         return sweep(self._host.directory)

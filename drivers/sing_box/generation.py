@@ -11,12 +11,13 @@ from twisted.internet.threads import deferToThreadPool
 
 from drivers.channel import COUNTERS, FIGURES, ONLINE, USERS, ApiFailed, asking
 from drivers.process.child import CoreProcess
-from drivers.process.run import Run
+from drivers.process.shared import SharedRun
 from drivers.sing_box.accounts import alike, label, login_of, name_of, stranger, unlabelled
 from drivers.sing_box.api import Api
 from drivers.sing_box.config import Endpoint, Plan
 from drivers.sing_box.live import LiveUsers
 from drivers.sockets.connections import Unreachable, deafen, run_dry
+from drivers.sockets.sharing import Sharing
 from node.contract.accounts import Accounts, Change, Refusal, apply, key_of
 from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
 from node.contract.driver import Applied, Exit, Host
@@ -32,15 +33,22 @@ LIVE_SECONDS = 5.0
 LACKING = "{:,} bytes that this run of the core carried are counted for nobody: its stream of connections left them out"
 
 
-class SingBoxGeneration(Run[Api]):
-    """Satisfies `node.contract.driver.Generation`."""
+class SingBoxGeneration(SharedRun[Api]):
+    """Satisfies `node.contract.driver.Generation` and `Shares`."""
 
     uncounted: frozenset[Scope] = frozenset()
 
     def __init__(
-        self, host: Host, plan: Plan, process: CoreProcess, api: Api, endpoint: Endpoint, users: Mapping[str, Accounts]
+        self,
+        host: Host,
+        sharing: Sharing,
+        plan: Plan,
+        process: CoreProcess,
+        api: Api,
+        endpoint: Endpoint,
+        users: Mapping[str, Accounts],
     ) -> None:
-        super().__init__(host, process, api)
+        super().__init__(host, process, api, sharing=sharing, listening=plan)
         self.plan = plan
         self._live = LiveUsers(host.reactor, endpoint, plan.live) if plan.live else None
         self._live_tags, self._unseen = frozenset(plan.live), plan.unseen
@@ -228,7 +236,8 @@ class SingBoxGeneration(Run[Api]):
         try:
             if self.pid is not None:
                 pool = self._host.reactor.getThreadPool()
-                await deferToThreadPool(self._host.reactor, pool, deafen, self.pid, self.plan.ports)
+                if not await self.quieten():
+                    await deferToThreadPool(self._host.reactor, pool, deafen, self.pid, self.plan.ports)
                 await deferToThreadPool(self._host.reactor, pool, run_dry, self.pid, self._api.ports)
         except Unreachable as error:
             self.log.warn("the core goes on accepting: {fault}", fault=error)

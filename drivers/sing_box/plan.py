@@ -9,6 +9,7 @@ from drivers.process import readiness as starting
 from drivers.process.child import CoreProcess
 from drivers.process.executable import Executable, Installation
 from drivers.process.ports import free_ports
+from drivers.process.shared import watch
 from drivers.sing_box import config
 from drivers.sing_box.accounts import unlabelled
 from drivers.sing_box.api import Api
@@ -16,6 +17,8 @@ from drivers.sing_box.executable import counts
 from drivers.sing_box.fronts import Fronts
 from drivers.sing_box.generation import SingBoxGeneration
 from drivers.sing_box.verdict import STDIN, cause, is_refusal, look
+from drivers.sockets.reuseport import is_of_knock
+from drivers.sockets.sharing import Sharing
 from node.contract.accounts import Account, Accounts
 from node.contract.driver import Host
 from node.errors import CoreFailed
@@ -28,9 +31,10 @@ _ROLL = 3
 class SingBoxPlan:
     """Satisfies `node.contract.driver.Plan`. `made` is what was taken over."""
 
-    def __init__(self, host: Host, installation: Installation, made: config.Plan) -> None:
+    def __init__(self, host: Host, installation: Installation, sharing: Sharing, made: config.Plan) -> None:
         self._host = host
         self._installation = installation
+        self._sharing = sharing
         self.made = made
 
     @property
@@ -57,9 +61,10 @@ class SingBoxPlan:
         roll = await starting.built(self._host.reactor, started, config.roll, self.made, endpoint, started)
         core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint))
         executable.start(core, "run", *STDIN, "-D", str(self._host.directory), contents={0: text, _ROLL: roll})
+        watch(core, self._sharing)
         api = Api(endpoint, self.made.live, Fronts(self.made.fronts))
         await self._ready(core, api, seconds)
-        return SingBoxGeneration(self._host, self.made, core, api, endpoint, started)
+        return SingBoxGeneration(self._host, self._sharing, self.made, core, api, endpoint, started)
 
     async def _rendered(self, endpoint: config.Endpoint, target: Mapping[str, Accounts], roll: str = "") -> bytes:
         return await starting.built(self._host.reactor, target, config.render, self.made, endpoint, target, roll)
@@ -90,11 +95,19 @@ def _endpoint(core: Executable, plan: config.Plan) -> config.Endpoint:
 
 
 def _sifter(endpoint: config.Endpoint) -> Callable[[list[str]], list[str]]:
-    """Where the APIs are is in no log, nor that they are closed twice. Users have their own names there."""
+    """Where the APIs are is in no log, nor that they are closed twice, nor connections of ours.
+
+    Users have their own names there; where they connect to is told, however they call it.
+    """
     where = "|".join(f"127\\.0\\.0\\.1:{port}" for port in endpoint.ports)
     telling = re.compile(rf"started at ({where})$|close tcp ({where}): use of closed")
 
+    def is_ours(line: str) -> bool:
+        if endpoint.secret in line or telling.search(line):
+            return True
+        return is_of_knock(line) and " connection to " not in line
+
     def sift(lines: list[str]) -> list[str]:
-        return [unlabelled(line) for line in lines if not telling.search(line) and endpoint.secret not in line]
+        return [unlabelled(line) for line in lines if not is_ours(line)]
 
     return sift

@@ -10,6 +10,7 @@ Linux only, blocking.
 from __future__ import annotations
 
 import ctypes
+import re
 import socket
 import struct
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ _QUEUE, _QUEUE_AT, _TCP_INFO_SIZE = struct.Struct("=I"), 24, 104
 
 # Where our own connections come from, so that they can be told apart in what a core writes.
 KNOCKER = "127.84.88.78"
+# … as a core names them: `from` there, or as the far end of a socket.
+_KNOCK = re.compile(rf"(?: from:? |->)\[?(?:::ffff:)?{re.escape(KNOCKER)}\]?:\d+")
 # Closed with it, a connection is reset (SO_LINGER).
 RESET = struct.pack("ii", 1, 0)
 # More hops than any packet has left that came by a router, and than nearly all of this machine's own have.
@@ -59,6 +62,11 @@ class Address(NamedTuple):
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def is_of_knock(line: str) -> bool:
+    """Whether a core's line tells of a connection of our own."""
+    return KNOCKER in line and _KNOCK.search(line) is not None
 
 
 def address_of(one: socket.socket) -> Address:

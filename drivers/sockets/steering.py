@@ -193,7 +193,8 @@ class Steering:
         """Have the kernel drop who knocks at these addresses, or no more. Connections that are there go on."""
         for address in addresses:
             for member in self._groups[address].members:
-                deafen(member.listener, deaf)
+                if member.alive:
+                    deafen(member.listener, deaf)
 
     def leave(self, pid: int) -> int:
         """A process has ended: what it was given goes to the newest of the others.

@@ -15,6 +15,7 @@ from sys import intern
 from typing import Any, NamedTuple
 
 from drivers.sockets.connections import Endpoint, endpoint
+from drivers.sockets.reuseport import is_of_knock
 
 _EMAIL = " email: "
 # Older cores have no microseconds; lines of a multiplexed connection name the network of the source, too.
@@ -279,6 +280,8 @@ class Shown:
         """The line as it is shown; None withholds it."""
         if not self.access and _ACCESS.match(line):
             return None
+        if is_of_knock(line) and _EMAIL not in line:
+            return None  # no user, whatever names users have invented
         return self.mask.cover(line) if self.mask else line
 
 

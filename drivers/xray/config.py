@@ -6,7 +6,7 @@ that is not named here is touched: unknown fields stay as they came. Type names 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ from drivers.credentials import KEY_BYTES
 from drivers.xray import selectors, streams
 from drivers.xray.access import BadMask, Mask, Shown
 from drivers.xray.accounts import BUILDERS, Inbound
-from drivers.xray.doors import Door, doors
+from drivers.xray.doors import Door, doors, entrances, listens
 from drivers.xray.selectors import OURS
 from drivers.xray.text import Hints, hints
 from drivers.xray.wire import field
@@ -54,6 +54,11 @@ UNSUPPORTED = {
     SHADOWSOCKS_2022_SINGLE: "this Shadowsocks-2022 method has one shared key and no users",
     "xray.proxy.shadowsocks_2022.RelayServerConfig": "a Shadowsocks-2022 relay has destinations, not users",
 }
+# What a second process would take from the first: a network interface, or the peers of its key.
+EXCLUSIVE = {
+    "xray.proxy.tun.Config": "the network interface of",
+    "xray.proxy.wireguard.DeviceConfig": "the WireGuard key of",
+}
 API_SERVICES = (
     "xray.app.proxyman.command.Config",
     "xray.app.stats.command.Config",
@@ -81,6 +86,23 @@ class Plan:
     @property
     def tags(self) -> tuple[str, ...]:
         return tuple(self.inbounds)
+
+    @property
+    def ports(self) -> tuple[range, ...]:
+        """Where inbounds listen."""
+        return entrances(self.base.inbound)
+
+    @property
+    def listens(self) -> Mapping[int, frozenset[bytes]]:
+        """By port at which addresses they do, and with which options."""
+        return listens(self.base.inbound)
+
+    @property
+    def exclusive(self) -> Sequence[str]:
+        """What of it only one process at a time can have, in words."""
+        handlers: list[InboundHandlerConfig | OutboundHandlerConfig] = [*self.base.inbound, *self.base.outbound]
+        found = ((EXCLUSIVE.get(handler.proxy_settings.type), handler.tag) for handler in handlers)
+        return [f"{what} {tag!r} can be in one process at a time" for what, tag in found if what]
 
     def account(self, tag: str, user: service_pb2.User) -> Account | None:
         inbound = self.inbounds[tag]

@@ -57,6 +57,23 @@ def entrances(handlers: Iterable[InboundHandlerConfig]) -> tuple[range, ...]:
     return tuple(ports for handler in handlers for ports in _ports(_receiver(handler)))
 
 
+def listens(handlers: Iterable[InboundHandlerConfig]) -> dict[int, frozenset[bytes]]:
+    """By port at which addresses inbounds listen, with which options of their sockets."""
+    found: dict[int, frozenset[bytes]] = {}
+    for receiver in map(_receiver, handlers):
+        if receiver.listen.domain.startswith(("/", "@")):
+            continue  # a socket in the file system, whatever its port
+        here = _host(receiver) + b" " + receiver.stream_settings.socket_settings.SerializeToString(deterministic=True)
+        for port in (port for ports in _ports(receiver) for port in ports):
+            found[port] = found.get(port, frozenset()) | {here}
+    return found
+
+
+def _host(receiver: ReceiverConfig) -> bytes:
+    """All that is unspecified is one address, of both families."""
+    return receiver.listen.domain.encode() or (receiver.listen.ip if any(receiver.listen.ip) else b"")
+
+
 def _door(protocol: str, transport: str, ports: Ports) -> Door:
     # Lines of Shadowsocks-2022 do not say by which network a user came.
     shared = transport not in _ONE_TO_ONE or protocol == "shadowsocks_2022"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from drivers import json_text
 from drivers.process import readiness as starting
 from drivers.process.orphans import sweep
+from drivers.sockets.sharing import Sharing
 from drivers.xray import config
 from drivers.xray.executable import SETTINGS, installation
 from drivers.xray.plan import XrayPlan
@@ -21,6 +22,7 @@ class Xray:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._installation = installation(host)
+        self._sharing = Sharing(host.reactor)
 
     def fingerprint(self, config_text: str) -> str:
         return json_text.fingerprint(config_text)
@@ -32,7 +34,7 @@ class Xray:
         xray, text = await self._installation.current(), config_text
         done = await look(xray, "convert", "pb", "-outpbfile", "/dev/fd/3", "stdin:", stdin=text.encode())
         made = await starting.read(self._host.reactor, text, config.plan, done.output, text, exclude, xray.number)
-        return XrayPlan(self._host, self._installation, made)
+        return XrayPlan(self._host, self._installation, self._sharing, made)
 
     def sweep(self) -> list[int]:
         orphans = sweep(self._host.directory)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from twisted.internet.defer import DeferredLock
+
 from drivers.channel import COUNTERS, FIGURES, ONLINE, USERS, ApiFailed, asking
 from drivers.process.child import CoreProcess
-from drivers.process.run import Run
+from drivers.process.shared import SharedRun
+from drivers.sockets.sharing import Sharing
 from drivers.xray.accounts import email_of
 from drivers.xray.api import Api
 from drivers.xray.config import Endpoint, Plan
 from drivers.xray.connections import Connections
-from drivers.xray.doors import entrances
 from drivers.xray.executable import Files
 from drivers.xray.selectors import OURS
 from drivers.xray.users import Users
@@ -24,12 +26,13 @@ from protos.xray_pb2 import OutboundHandlerConfig
 _NOT_TOLD = "this core does not tell where users are connected from: Xray does from 25.3.6 on"
 
 
-class XrayGeneration(Run[Api]):
-    """Satisfies `node.contract.driver.Generation`."""
+class XrayGeneration(SharedRun[Api]):
+    """Satisfies `node.contract.driver.Generation` and `Shares`."""
 
     def __init__(
         self,
         host: Host,
+        sharing: Sharing,
         plan: Plan,
         process: CoreProcess,
         api: Api,
@@ -38,13 +41,15 @@ class XrayGeneration(Run[Api]):
         started: dict[str, Accounts],
         files: Files,
     ) -> None:
-        super().__init__(host, process, api)
+        super().__init__(host, process, api, sharing=sharing, listening=plan, own_paths=[endpoint.socket])
         self.plan = plan
         self._own = own_counters(endpoint, plan.base.outbound)
         self._files = files
         self._connections = connections
         self.accounts = started
-        self._users = Users(host, plan, api, connections, started)
+        self._users = Users(host, plan, api, connections, started, self)
+        # An inbound that is swapped closes its listener, which must not be held by then.
+        self._listeners = DeferredLock()
         connections.begin(process.pid, self._users.is_in)
         process.when_exited().addCallback(lambda _: connections.stop())
 
@@ -85,15 +90,24 @@ class XrayGeneration(Run[Api]):
             return await self._users.audit()
 
     async def apply(self, changes: Sequence[Change]) -> Applied:
-        return await self._users.apply(changes)
+        async with self._listeners:
+            return await self._users.apply(changes)
+
+    async def join(self) -> None:
+        async with self._listeners:
+            await super().join()
 
     async def wind_down(self) -> None:
+        if not await self.quieten():
+            await self._remove_inbounds()
+        await self._connections.hang_up(self.plan.ports)
+
+    async def _remove_inbounds(self) -> None:
         for handler in self.plan.base.inbound:
             try:
                 await self._host.aio.run(self._api.remove_inbound(handler.tag))
             except ApiFailed as error:
                 self.log.warn("inbound {tag!r} goes on accepting: {fault}", tag=handler.tag, fault=error)
-        await self._connections.hang_up(entrances(self.plan.base.inbound))
 
     async def stop(self) -> None:
         self._connections.stop()

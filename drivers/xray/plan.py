@@ -9,6 +9,8 @@ from pathlib import Path
 from drivers.process import readiness as starting
 from drivers.process.child import CoreProcess
 from drivers.process.executable import Executable, Installation
+from drivers.process.shared import watch
+from drivers.sockets.sharing import Sharing
 from drivers.xray import config
 from drivers.xray.access import Shown
 from drivers.xray.api import Api
@@ -28,9 +30,10 @@ _FROM_PROTOBUF = ("-format", "protobuf", "-c", "stdin:")
 class XrayPlan:
     """Satisfies `node.contract.driver.Plan`. `made` is what was taken over."""
 
-    def __init__(self, host: Host, installation: Installation, made: config.Plan) -> None:
+    def __init__(self, host: Host, installation: Installation, sharing: Sharing, made: config.Plan) -> None:
         self._host = host
         self._installation = installation
+        self._sharing = sharing
         self.made = made
 
     @property
@@ -59,9 +62,10 @@ class XrayPlan:
         core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint, connections, self.made.shown))
         xray.start(core, "run", *_FROM_PROTOBUF, contents={0: message})
         core.when_exited().addCallback(lambda _: _remove_socket(Path(endpoint.socket)))
+        watch(core, self._sharing)
         api = Api(endpoint.socket)
         await self._ready(core, api, Path(endpoint.socket), seconds)
-        return XrayGeneration(self._host, self.made, core, api, endpoint, connections, started, read)
+        return XrayGeneration(self._host, self._sharing, self.made, core, api, endpoint, connections, started, read)
 
     async def _rendered(self, endpoint: config.Endpoint, target: Mapping[str, Accounts]) -> bytes:
         return await starting.built(self._host.reactor, target, config.render, self.made, endpoint, target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 from drivers.channel import ApiFailed
 from drivers.process import readiness as starting
@@ -12,7 +13,7 @@ from drivers.xray.api import MAX_REQUEST, Api, Operation
 from drivers.xray.config import Plan
 from drivers.xray.connections import Connections
 from drivers.xray.suspects import Pair
-from drivers.xray.ways import Work, choose, swap_of
+from drivers.xray.ways import Swap, Work, choose, swap_of
 from node.contract.accounts import Accounts, Change, Refusal, apply, key_of
 from node.contract.driver import Applied, Host
 from node.logs import Logger
@@ -21,18 +22,35 @@ from node.logs import Logger
 FRAME = 5
 
 
+class Listeners(Protocol):
+    """What the run has of listeners: whether others share them, and whether no new connections come to it."""
+
+    @property
+    def shared(self) -> bool: ...
+
+    @property
+    def drains(self) -> bool: ...
+
+
 class Users:
     """The accounts of the managed inbounds, by tag, as the core confirmed them."""
 
     log = Logger()
 
     def __init__(
-        self, host: Host, plan: Plan, api: Api, connections: Connections, accounts: dict[str, Accounts]
+        self,
+        host: Host,
+        plan: Plan,
+        api: Api,
+        connections: Connections,
+        accounts: dict[str, Accounts],
+        listeners: Listeners,
     ) -> None:
         self._host = host
         self._plan = plan
         self._api = api
         self._connections = connections
+        self._listeners = listeners
         self.accounts = accounts
         managed = [handler for handler in plan.base.inbound if handler.tag in plan.inbounds]
         self._swaps = {handler.tag: swap_of(handler) for handler in managed}
@@ -100,7 +118,10 @@ class Users:
         accounts = self.accounts[tag]
         removed = sum([key in accounts for _, key, _ in changes])
         added = sum([packed is not None for _, _, packed in changes])
-        return Work(self._plan.inbounds[tag].protocol, self._swaps[tag], len(accounts), removed, added)
+        swap = Swap.DEAF if self._listeners.shared else self._swaps[tag]
+        return Work(
+            self._plan.inbounds[tag].protocol, swap, len(accounts), removed, added, quiet=self._listeners.drains
+        )
 
     def _fits(self, tag: str, changes: Sequence[Change]) -> bool:
         """Whether the inbound as it should be can be handed over in one call."""

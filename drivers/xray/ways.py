@@ -39,7 +39,7 @@ class Swap(Enum):
 
     GO_ON = 1
     END = 2
-    # The port may stay deaf: never to be done.
+    # The port may stay deaf, as it does where other runs share it: not to be done.
     DEAF = 3
 
 
@@ -57,18 +57,22 @@ _TRANSPORTS = {
 
 @dataclass(frozen=True)
 class Work:
-    """What a batch asks of one inbound that has `users`. Who gets another account is removed and added."""
+    """What a batch asks of one inbound that has `users`. Who gets another account is removed and added.
+
+    `quiet`: no new connections come to it.
+    """
 
     protocol: str
     swap: Swap
     users: int
     removed: int = 0
     added: int = 0
+    quiet: bool = False
 
     @property
     def unsafe(self) -> bool:
         """Shadowsocks-2022 can panic, or bill the wrong user, when one is removed while another shakes hands."""
-        return self.protocol == "shadowsocks_2022" and self.removed > 0
+        return self.protocol == "shadowsocks_2022" and self.removed > 0 and not self.quiet
 
     @property
     def live(self) -> float:

@@ -30,8 +30,11 @@ ROOMS: dict[str, set[str]] = {
     "node.client": {"node.api", "node.aio", "node.errors", "node.logs"},
     "drivers": {"node.contract", "node.errors"},
     "drivers.install": {"drivers.process.leash"},
-    "drivers.process": {"drivers.install", "node.contract", "node.errors", "node.logs", "node.reactor"},
-    "drivers.sockets": {"node.logs"},
+    "drivers.process": {
+        *("drivers.install", "drivers.sockets"),
+        *("node.contract", "node.errors", "node.logs", "node.reactor"),
+    },
+    "drivers.sockets": {"node.contract", "node.errors", "node.logs", "node.reactor"},
     "drivers.xray": {
         *("drivers", "drivers.install.releases", "drivers.process", "drivers.sockets"),
         *("node.contract", "node.errors", "node.logs", "node.reactor"),

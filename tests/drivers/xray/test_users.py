@@ -68,8 +68,9 @@ def made(core: FakeCore, *accounts: bytes) -> tuple[Users, FakeConnections]:
     host: Any = SimpleNamespace(reactor=None, aio=SimpleNamespace(run=lambda work: work))
     connections: Any = FakeConnections()
     api: Any = core
+    listeners: Any = SimpleNamespace(shared=False, drains=False)
     have = {xray_pb2.User.FromString(account).email: account for account in accounts}
-    return Users(host, plan, api, connections, {TAG: have}), connections
+    return Users(host, plan, api, connections, {TAG: have}, listeners), connections
 
 
 def test_a_look_during_a_swap() -> None:

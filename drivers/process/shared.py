@@ -1,0 +1,118 @@
+"""The part of `node.contract.driver.Shares` that is the same for all cores."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+
+from drivers.process.child import CoreProcess
+from drivers.process.run import A, Run
+from drivers.sockets.connections import Ports
+from drivers.sockets.listeners import Survey
+from drivers.sockets.sharing import Sharing
+from node.contract.driver import Host, NotShared, Plan
+from node.errors import CoreFailed
+
+# Listeners above which no other run joins: each is proven, and takes a descriptor of the node's for each run.
+MOST = 1000
+
+
+class Listening(Protocol):
+    """What a driver knows of a configuration. Pure."""
+
+    @property
+    def ports(self) -> Ports:
+        """Where inbounds listen."""
+
+    @property
+    def listens(self) -> Mapping[int, Collection[object]]:
+        """By port where and how they do: what is not equal for two configurations is another listener."""
+
+    @property
+    def exclusive(self) -> Sequence[str]:
+        """What of it only one process at a time can have, each in a line."""
+
+
+class SharedRun(Run[A]):
+    """A run that can share its listeners. `own_paths` are sockets in the file system that are no inbounds."""
+
+    def __init__(
+        self,
+        host: Host,
+        process: CoreProcess,
+        api: A,
+        *,
+        sharing: Sharing,
+        listening: Listening,
+        own_paths: Collection[str] = (),
+    ) -> None:
+        super().__init__(host, process, api)
+        self._sharing = sharing
+        self._listening = listening
+        self._own_paths = frozenset(own_paths)
+        self._number = process.pid or 0
+
+    async def obstacles(self, plan: Plan) -> Sequence[str]:
+        """`plan.made` is what plans of our own drivers have."""
+        made = getattr(plan, "made", None)
+        if not isinstance(made, type(self._listening)):
+            return ["the next core is of another kind"]
+        found = [*self._listening.exclusive, *moved(self._listening.listens, made.listens)]
+        if max(map(_count, (self._listening, made))) > MOST:
+            return [*found, f"there are more than {MOST:,} listeners"]
+        seen = await self._sharing.survey(self._number, self._listening.ports)
+        return [*found, *self._seen(seen)]
+
+    async def join(self) -> None:
+        if not self.alive:
+            raise NotShared("the core has ended")
+        await self._sharing.join(self._number, self._listening.ports)
+
+    async def prove(self, seconds: float) -> None:
+        await self._sharing.prove(self._number, seconds)
+        if not self.alive:
+            raise CoreFailed("the core ended before it accepted connections")
+
+    async def lead(self) -> None:
+        await self._sharing.lead(self._number)
+
+    async def connected(self) -> int:
+        return await self._sharing.connected(self._number, self._listening.ports)
+
+    @property
+    def shared(self) -> bool:
+        """Whether its listeners are held, and must not be closed or opened."""
+        return self._sharing.has(self._number)
+
+    @property
+    def drains(self) -> bool:
+        """Whether it gets no new connections any more, or yet."""
+        return self._sharing.drains(self._number)
+
+    async def quieten(self) -> bool:
+        """Have no new connections come before it ends. False if its listeners are its own, and it is to be told."""
+        if not self.shared:
+            return False
+        await self._sharing.quieten(self._number)
+        return True
+
+    def _seen(self, seen: Survey) -> list[str]:
+        udp = [f"{address} is UDP" for address in sorted(seen.udp)]
+        paths = [f"only one process can listen at {path}" for path in sorted(seen.paths - self._own_paths)]
+        return [*seen.obstacles, *udp, *paths]
+
+
+def watch(core: CoreProcess, sharing: Sharing) -> None:
+    """Have it leave when it ends, however far it has come until then."""
+    number = core.pid or 0
+    core.when_exited().addCallback(lambda _: sharing.gone(number))
+
+
+def moved(old: Mapping[int, Collection[object]], new: Mapping[int, Collection[object]]) -> list[str]:
+    """The kernel would give some connections to either run, whoever is to have them."""
+    ports = sorted(port for port in old.keys() & new.keys() if old[port] != new[port])
+    return [f"the inbound on port {port} moves to another address, or its socket has other options" for port in ports]
+
+
+def _count(listening: Listening) -> int:
+    return sum(map(len, listening.listens.values()))

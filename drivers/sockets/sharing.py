@@ -1,0 +1,164 @@
+"""The runs of a core that share their listeners: who has joined, and whom new connections are led to.
+
+All that `Steering` does is done here, off the reactor's back and one thing at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from twisted.internet.defer import Deferred, DeferredLock
+from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThreadPool
+from twisted.python.failure import Failure
+
+from drivers.sockets.connections import Ports, Unreachable, alive
+from drivers.sockets.listeners import Survey, survey
+from drivers.sockets.reuseport import Address
+from drivers.sockets.steering import Steering, Unsteerable
+from node.contract.driver import NotShared
+from node.errors import CoreFailed
+from node.logs import Logger
+from node.reactor import PooledReactor
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Seconds between two looks at whether a process has accepted a connection.
+POLL = 0.005
+
+
+class Sharing:
+    """Of one driver, for as long as it lives."""
+
+    log = Logger()
+
+    def __init__(self, reactor: PooledReactor) -> None:
+        self._reactor = reactor
+        self._steering = Steering()
+        self._lock = DeferredLock()
+        # By process number, in the order in which they joined; and those of them that are about to end.
+        self._members: dict[int, Ports] = {}
+        self._ending: set[int] = set()
+        self._led: int | None = None
+        # Another one is about to come: who is alone is held all the same, else the kernel would give it connections.
+        self._awaits = False
+
+    def has(self, pid: int | None) -> bool:
+        """Whether its listeners are held: it must not close or open any."""
+        return pid in self._members
+
+    def drains(self, pid: int | None) -> bool:
+        """Whether it gets no new connections."""
+        return self.has(pid) and pid != self._led
+
+    async def survey(self, pid: int, ports: Ports) -> Survey:
+        return await self._do(survey, pid, ports)
+
+    async def join(self, pid: int, ports: Ports) -> None:
+        """Share what it listens on. Who is the first, or has joined already, awaits another. Raises `NotShared`."""
+        first = not self._members
+        self._awaits = first or pid in self._members
+        if pid in self._members:
+            return
+        self._members[pid] = ports
+        if first:
+            self._led = pid
+        try:
+            await self._steered(self._steering.join, pid, ports)
+        except NotShared:
+            if first:  # nothing is held then; of a later one something may be, until it ends
+                self._members.clear()
+                self._led = None
+            raise
+
+    async def prove(self, pid: int, seconds: float) -> None:
+        """Have it accept a connection on every address. Raises `CoreFailed`."""
+        deadline = self._reactor.seconds() + seconds
+        try:
+            await self._steered(self._steering.knock, pid)
+        except NotShared as error:
+            raise CoreFailed(f"the core cannot be reached: {error}") from error
+        while deaf := [address for address, count in (await self._waiting(pid)).items() if count]:
+            if self._reactor.seconds() > deadline:
+                where = ", ".join(map(str, deaf))
+                raise CoreFailed(f"the core accepts no connection within {seconds:g} s on {where}")
+            await deferLater(self._reactor, POLL)
+
+    async def lead(self, pid: int) -> None:
+        """Give it all new connections; where it does not listen nobody is answered any more. Raises `NotShared`."""
+        if not self.has(pid):
+            return
+        before, self._led = self._led, pid
+        try:
+            await self._steered(self._lead, pid)
+        except NotShared:
+            self._led = before if self.has(before) else None
+            raise
+
+    async def quieten(self, pid: int) -> None:
+        """It is about to end: if it has been given new connections, nobody's are accepted any more."""
+        self._ending.add(pid)
+        if pid == self._led:
+            await self._do(lambda: self._steering.deafen(self._steering.waiting(pid)))
+
+    async def connected(self, pid: int, ports: Ports) -> int:
+        """How many connections it has, with those that it has not accepted yet."""
+        # In this order, lest one slips through between two looks.
+        waiting = sum((await self._waiting(pid)).values())
+        try:
+            return waiting + await self._do(alive, pid, ports)
+        except Unreachable as error:
+            raise CoreFailed(str(error)) from error
+
+    def gone(self, pid: int) -> None:
+        """A process of the driver's has ended, which may have joined; if not it is the one that was awaited."""
+        joined = self._members.pop(pid, None) is not None
+        self._awaits = self._awaits and joined
+        heir = None
+        if joined and pid == self._led:
+            heir = self._led = next((one for one in reversed(self._members) if one not in self._ending), None)
+        self._ending.discard(pid)
+        alone = len(self._members) == 1 and not self._awaits
+        if alone:
+            self._members.clear()
+            self._led = None
+        if joined or alone:
+            self._do(self._leave, pid, heir, alone).addErrback(self._complain)
+
+    def _leave(self, pid: int, heir: int | None, alone: bool) -> None:
+        lost = self._steering.leave(pid)
+        if lost:
+            self.log.warn("the core ended with {count} connections that it had not accepted", count=lost)
+        if heir is not None:
+            self._lead(heir)
+        if alone:
+            self._steering.close()
+
+    def _lead(self, pid: int) -> None:
+        self._steering.deafen(self._steering.waiting(pid), deaf=False)
+        self._steering.steer(pid)
+        self._steering.deafen(self._steering.missing(pid))
+
+    def _waiting(self, pid: int) -> Deferred[dict[Address, int]]:
+        return self._do(lambda: dict(self._steering.waiting(pid)))
+
+    def _complain(self, failure: Failure) -> None:
+        self.log.failure("a core that ended has not left those with which it shared its listeners", failure)
+
+    async def _steered(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        try:
+            return await self._do(work, *arguments, **named)
+        except Unsteerable as error:
+            raise NotShared(str(error)) from error
+
+    def _do(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> Deferred[T]:
+        """One thing at a time, to its end, whether somebody still waits for it or not."""
+        told: Deferred[T] = Deferred()
+        self._lock.run(self._aside, partial(work, *arguments, **named)).chainDeferred(told)
+        return told
+
+    def _aside(self, work: Callable[[], T]) -> Deferred[T]:
+        return deferToThreadPool(self._reactor, self._reactor.getThreadPool(), work)
