@@ -30,7 +30,7 @@ from scripts.staging.users import TestUser
 from scripts.staging.wait import until
 from tests.conftest import SOURCE, Place, connection, control, gets_in, member, run, settled, stays_out, talking, way
 from tests.harness.grounds import Ground
-from tests.live.test_core_faults import in_state, squatter
+from tests.live.test_core_faults import in_state
 
 ANNA, BERT, CARL, DORA = (TestUser.new(f"{name}@test") for name in ("anna", "bert", "carl", "dora"))
 # How many connections stay through each transport, how many users more there are, and how many of them change.
@@ -39,7 +39,7 @@ LIVE = int(os.environ.get("TXNODE_TEST_LIVE", "20"))
 CROWD = int(os.environ.get("TXNODE_TEST_CROWD", "300"))
 CHANGED = 10
 # Seconds between two new connections of a user.
-PAUSE = 0.02
+PAUSE = 0.005
 # Seconds that the last of a core's connections, and the core behind it, may take to go on a busy machine.
 GONE = 20.0
 TAKEN = "the backend before it goes on"
@@ -224,23 +224,22 @@ CHANGES: Sequence[Callable[[Street], None]] = (
 )
 
 
-def test_changes_in_a_row(
-    own_node: NodeProcess, town: Mapping[str, Place], cover: CoverServer, echo: EchoServer
-) -> None:
+def test_changes_in_a_row(node: NodeProcess, town: Mapping[str, Place], cover: CoverServer, echo: EchoServer) -> None:
     """Whatever comes, everybody stays, gets in meanwhile, and is counted exactly; then the old cores go.
 
     Users come into a core that is live without another run.
     """
     live = next(iter(town.values())).ground.live
     with ExitStack() as stack:
-        street = Street(own_node, town, stack)
+        street = Street(node, town, stack)
+        street.controller.stop()
         with settled(town.values(), cover):
             street.start()
         with workers(town, street.people, echo) as activities:
-            known = [runs(own_node)]
+            known = [runs(node)]
             for change in CHANGES:
                 change(street)
-                known.append(runs(own_node))
+                known.append(runs(node))
                 assert street.is_in_force()
             for activity in activities.values():
                 activity.rest()
@@ -250,7 +249,7 @@ def test_changes_in_a_row(
             told = {street.people[name].email: activity.moved for name, activity in activities.items()}
             until(lambda: counted(street.controller, told) == told, what="everything is counted")
             print(f"{sum(len(each.opened) for each in activities.values())} new, {longest(activities.values())}")
-        until(lambda: len(runs(own_node)) == 1, GONE, "the old cores are gone")
+        until(lambda: len(runs(node)) == 1, GONE, "the old cores are gone")
         assert counted(street.controller, told) == told
         assert street.is_in_force()
         assert not street.controller.info().warnings
@@ -285,6 +284,7 @@ def counted(controller: Controller, people: Mapping[str, object]) -> dict[str, C
 def test_users_of_an_old_core(node: NodeProcess, home: Place, echo: EchoServer) -> None:
     """Who is on an old core is online; who is removed or has another credential is out of it, too. Stop ends all."""
     with control(node, "rest") as controller, ExitStack() as stack:
+        controller.stop()
         changes = Changes([home])
         changes.start(controller, [member(person, home) for person in (ANNA, BERT, DORA)])
         anna, bert, dora = (stack.enter_context(connection(home, person, echo)) for person in (ANNA, BERT, DORA))
@@ -296,8 +296,7 @@ def test_users_of_an_old_core(node: NodeProcess, home: Place, echo: EchoServer) 
         assert list(controller.online_ips(ANNA.email).ips) == [SOURCE]
         with talking(anna):
             controller.sync_user(member(BERT), member(TestUser.new(DORA.email), home))
-            for link in (bert, dora):
-                until(lambda: ended(link), what="it ends")
+            until(lambda: ended(bert) and ended(dora), what="they end")
             assert stays_out(home, BERT, echo)
             assert stays_out(home, DORA, echo)
         with pytest.raises(AssertionError, match="offline"):
@@ -317,22 +316,24 @@ def ended(link: object) -> bool:
 
 
 def test_limit_of_draining(tmp_path: Path, home: Place, echo: EchoServer) -> None:
-    """An old core whose users never go is ended when its time is over, which is told; a stopped one is, too."""
-    with NodeProcess(tmp_path, DRAIN_TIMEOUT="1") as node, control(node, "grpc") as controller:
-        changes = Changes([home])
-        changes.start(controller, [member(ANNA, home), member(BERT, home)])
-        for stopped in (False, True):
-            with connection(home, ANNA, echo) as link, controller.logs() as logs:
-                before = core(node)
-                if stopped:
-                    freeze(before)
-                changes.next()
-                changes.start(controller, [member(ANNA, home), member(BERT, home)])
-                logs.find("with 1 connections")
-                with busy(home, BERT, echo) as activity:
-                    only(node, newcomer(node, before))
-                assert not activity.failed
-                until(lambda: ended(link), what="her connection ends")
+    """Old cores whose users never go are ended when their time is over, which is told; one that is stopped, too."""
+    users = [member(ANNA, home), member(BERT, home)]
+    with NodeProcess(tmp_path, DRAIN_TIMEOUT="1") as node, control(node, "grpc") as controller, ExitStack() as stack:
+        changes, links = Changes([home]), []
+        for _ in range(2):
+            changes.next()
+            changes.start(controller, users)
+            links.append(stack.enter_context(connection(home, ANNA, echo)))
+            if len(links) == 1:
+                freeze(core(node))
+        before = runs(node)
+        changes.next()
+        changes.start(controller, users)
+        with busy(home, BERT, echo) as activity:
+            only(node, newcomer(node, *before))
+        assert not activity.failed
+        assert len([line for line in node.lines if "with 1 connections" in line]) == 2
+        until(lambda: all(map(ended, links)), what="her connections end")
 
 
 # What goes wrong
@@ -367,7 +368,6 @@ def test_new_core_is_killed(
             if error := start.exception():
                 assert isinstance(error, ControllerError)
                 assert TAKEN in error.text
-                assert "signal 9" in error.text
             only(node, before)
             in_state(controller, "running")
             if error:
@@ -377,10 +377,11 @@ def test_new_core_is_killed(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_probation(own_node: NodeProcess, home: Place, echo: EchoServer, number: signal.Signals) -> None:
+def test_probation(node: NodeProcess, home: Place, echo: EchoServer, number: signal.Signals) -> None:
     """Who took over and dies or hangs just after it gives the place back; what ran before is what is resumed."""
-    users, node = [member(ANNA, home)], own_node
+    users = [member(ANNA, home)]
     with control(node, "rest") as controller:
+        controller.stop()
         changes = Changes([home])
         changes.start(controller, users)
         before, good = core(node), changes.shifting
@@ -399,44 +400,6 @@ def test_probation(own_node: NodeProcess, home: Place, echo: EchoServer, number:
         in_state(controller, "running")
         assert listens(core(node), good.port)
         assert not listens(core(node), changes.shifting.port)
-
-
-def test_inbound_that_does_not_accept(node: NodeProcess, home: Place, echo: EchoServer) -> None:
-    """A new core that hangs when it listens is given nobody, and the Start fails in time."""
-    users = [member(ANNA, home)]
-    with control(node, "grpc") as controller, ThreadPoolExecutor(1) as pool:
-        controller.stop()
-        changes = Changes([home])
-        changes.start(controller, users)
-        before = core(node)
-        with busy(home, ANNA, echo) as activity:
-            changes.next()
-            start = pool.submit(changes.start, controller, users)
-            new = newcomer(node, before)
-            in_the_door(new, home)
-            freeze(new)
-            error = start.exception()
-            assert isinstance(error, ControllerError)
-            assert TAKEN in error.text
-            only(node, before)
-        assert not activity.failed
-
-
-def test_port_of_a_stranger(node: NodeProcess, home: Place, echo: EchoServer) -> None:
-    """A port that somebody else has fails the Start, and nobody notices."""
-    users = [member(ANNA, home)]
-    with control(node, "rest") as controller:
-        controller.stop()
-        changes = Changes([home])
-        changes.start(controller, users)
-        before = core(node)
-        changes.next()
-        with busy(home, ANNA, echo) as activity, squatter(changes.shifting):
-            with pytest.raises(ControllerError, match="address already in use") as error:
-                changes.start(controller, users)
-            assert TAKEN in error.value.text
-        assert not activity.failed
-        assert core(node) == before
 
 
 def test_node_is_killed(node: NodeProcess, home: Place, echo: EchoServer) -> None:
