@@ -29,6 +29,10 @@ class Listening(Protocol):
         """By port where and how they do: what is not equal for two configurations is another listener."""
 
     @property
+    def datagrams(self) -> Collection[int]:
+        """The ports where each datagram stands for itself, if any come: it need not go where those before it went."""
+
+    @property
     def exclusive(self) -> Sequence[str]:
         """What of it only one process at a time can have, each in a line."""
 
@@ -60,8 +64,10 @@ class SharedRun(Run[A]):
         found = [*self._listening.exclusive, *moved(self._listening.listens, made.listens)]
         if max(map(_count, (self._listening, made))) > MOST:
             return [*found, f"there are more than {MOST:,} listeners"]
-        seen = await self._sharing.survey(self._number, self._listening.ports)
-        return [*found, *self._seen(seen)]
+        try:
+            return [*found, *self._seen(await self._sharing.survey(self._number, self._listening.ports))]
+        except NotShared as error:
+            return [*found, str(error)]
 
     async def join(self) -> None:
         if not self.alive:
@@ -97,7 +103,8 @@ class SharedRun(Run[A]):
         return True
 
     def _seen(self, seen: Survey) -> list[str]:
-        udp = [f"{address} is UDP" for address in sorted(seen.udp)]
+        held = sorted(address for address in seen.udp if address.port not in self._listening.datagrams)
+        udp = [f"{address} is UDP, where clients have sessions with the core" for address in held]
         paths = [f"only one process can listen at {path}" for path in sorted(seen.paths - self._own_paths)]
         return [*seen.obstacles, *udp, *paths]
 

@@ -115,6 +115,12 @@ class Plan:
         return {port: sorted(some, key=json.dumps) for port, some in found.items()}
 
     @property
+    def datagrams(self) -> frozenset[int]:
+        """The ports where datagrams stand for themselves, if any come."""
+        inbounds = self.tree.get("inbounds", [])
+        return frozenset(inbound.get("listen_port", 0) for inbound in inbounds if inbound["type"] == LIVE)
+
+    @property
     def exclusive(self) -> Sequence[str]:
         """What of it only one process at a time can have, in words."""
         return list(_exclusive(self.tree))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,33 +34,33 @@ def survey(pid: int, ports: Ports) -> Survey:
     return seen
 
 
-def look(pid: int, ports: Ports) -> tuple[Survey, list[socket.socket]]:
-    """The same, and duplicates of the TCP listeners, which are the caller's."""
-    listeners: list[socket.socket] = []
-    udp: set[Address] = set()
+def look(pid: int, ports: Ports, kind: socket.SocketKind = socket.SOCK_STREAM) -> tuple[Survey, list[socket.socket]]:
+    """The same, and duplicates of the TCP listeners, or of what takes datagrams there, which are the caller's."""
+    kept: list[socket.socket] = []
+    tcp: list[Address] = []
+    udp: list[Address] = []
     paths: set[str] = set()
     obstacles: list[str] = []
     try:
         for duplicate in duplicates(pid):
             one = socket.socket(fileno=os.dup(duplicate))
-            if listens(one) and at(one.getsockname()[1], ports):
+            if (listens(one) or _takes_datagrams(one)) and at(one.getsockname()[1], ports):
+                (tcp if one.type == socket.SOCK_STREAM else udp).append(address_of(one))
                 obstacles += _obstacles(one)
-                listeners.append(one)
-                continue
+                if one.type == kind:
+                    kept.append(one)
+                    continue
             with one:
                 if one.family == socket.AF_UNIX and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     paths.add(os.fsdecode(one.getsockname()))
-                elif _takes_datagrams(one) and at(one.getsockname()[1], ports):
-                    udp.add(address_of(one))
-                    obstacles += _obstacles(one)
     except Unreachable as error:
         obstacles.append(
             f"the node may not have duplicates of the core's sockets ({error.__cause__}): it must be allowed "
             "pidfd_open and pidfd_getfd, and the core's executable must be readable by the node's user (mode 0755)"
         )
-    tcp = [address_of(listener) for listener in listeners]
-    obstacles += [f"the core listens on {address} more than once" for address in set(tcp) if tcp.count(address) > 1]
-    return Survey(frozenset(tcp), frozenset(udp), frozenset(paths), tuple(sorted(set(obstacles)))), listeners
+    twice = {address for some in (tcp, udp) for address, times in Counter(some).items() if times > 1}
+    obstacles += [f"the core listens on {address} more than once" for address in twice]
+    return Survey(frozenset(tcp), frozenset(udp), frozenset(paths), tuple(sorted(set(obstacles)))), kept
 
 
 def _takes_datagrams(one: socket.socket) -> bool:

@@ -15,6 +15,7 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 
 from drivers.sockets.connections import Ports, Unreachable, alive
+from drivers.sockets.datagrams import Datagrams
 from drivers.sockets.listeners import Survey, survey
 from drivers.sockets.reuseport import Address
 from drivers.sockets.steering import Steering, Unsteerable
@@ -37,7 +38,7 @@ class Sharing:
 
     def __init__(self, reactor: PooledReactor) -> None:
         self._reactor = reactor
-        self._steering = Steering()
+        self._steering, self._datagrams = Steering(), Datagrams()
         self._lock = DeferredLock()
         # By process number, in the order in which they joined; and those of them that are about to end.
         self._members: dict[int, Ports] = {}
@@ -55,7 +56,8 @@ class Sharing:
         return self.has(pid) and pid != self._led
 
     async def survey(self, pid: int, ports: Ports) -> Survey:
-        return await self._do(survey, pid, ports)
+        """What it has open. Raises `NotShared`."""
+        return await self._steered(survey, pid, ports)
 
     async def join(self, pid: int, ports: Ports) -> None:
         """Share what it listens on. Who is the first, or has joined already, awaits another. Raises `NotShared`."""
@@ -67,7 +69,7 @@ class Sharing:
         if first:
             self._led = pid
         try:
-            await self._steered(self._steering.join, pid, ports)
+            await self._steered(self._join, pid, ports)
         except NotShared:
             if first:  # nothing is held then; of a later one something may be, until it ends
                 self._members.clear()
@@ -81,7 +83,7 @@ class Sharing:
             await self._steered(self._steering.knock, pid)
         except NotShared as error:
             raise CoreFailed(f"the core cannot be reached: {error}") from error
-        while deaf := [address for address, count in (await self._waiting(pid)).items() if count]:
+        while deaf := sorted(address for address, count in (await self._waiting(pid)).items() if count):
             if self._reactor.seconds() > deadline:
                 where = ", ".join(map(str, deaf))
                 raise CoreFailed(f"the core accepts no connection within {seconds:g} s on {where}")
@@ -128,18 +130,31 @@ class Sharing:
         if joined or alone:
             self._do(self._leave, pid, heir, alone).addErrback(self._complain)
 
+    def _join(self, pid: int, ports: Ports) -> None:
+        first = not self._members.keys() - {pid}
+        self._steering.join(pid, ports)
+        try:
+            self._datagrams.join(pid, ports)
+        except (Unsteerable, OSError):
+            if first:
+                self._steering.detach()
+            raise
+
     def _leave(self, pid: int, heir: int | None, alone: bool) -> None:
         lost = self._steering.leave(pid)
+        self._datagrams.leave(pid)
         if lost:
             self.log.warn("the core ended with {count} connections that it had not accepted", count=lost)
         if heir is not None:
             self._lead(heir)
         if alone:
             self._steering.close()
+            self._datagrams.close()
 
     def _lead(self, pid: int) -> None:
         self._steering.deafen(self._steering.waiting(pid), deaf=False)
         self._steering.steer(pid)
+        self._datagrams.steer(pid)
         self._steering.deafen(self._steering.missing(pid))
 
     def _waiting(self, pid: int) -> Deferred[dict[Address, int]]:
@@ -151,7 +166,7 @@ class Sharing:
     async def _steered(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         try:
             return await self._do(work, *arguments, **named)
-        except Unsteerable as error:
+        except (Unsteerable, OSError) as error:
             raise NotShared(str(error)) from error
 
     def _do(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> Deferred[T]:

@@ -33,7 +33,7 @@ class Unsteerable(Exception):
 
 
 @dataclass
-class _Member:
+class Member:
     pid: int
     listener: socket.socket
     # A process that joined later has more.
@@ -42,11 +42,11 @@ class _Member:
 
 
 @dataclass
-class _Group:
+class Group:
     """Who listens on one address, in the kernel's order."""
 
     address: Address
-    members: list[_Member]
+    members: list[Member]
     current: int = 0
 
     @property
@@ -58,7 +58,7 @@ class _Group:
         mine = [index for index, member in enumerate(self.members) if member.alive and member.pid == pid]
         return mine[0] if mine else None
 
-    def expect(self, member: _Member, index: int, others: int, way: Callable[[socket.socket, int, int], bool]) -> None:
+    def expect(self, member: Member, index: int, others: int, way: Callable[[socket.socket, int, int], bool]) -> None:
         """Make sure that it has this index."""
         try:
             found = way(member.listener, index, others)
@@ -75,7 +75,7 @@ class _Group:
             self.expect(self.members[0], index, NOBODY, is_at)
         pick(self.listener, 0)
 
-    def admit(self, member: _Member) -> None:
+    def admit(self, member: Member) -> None:
         self.members.append(member)
         self.expect(member, len(self.members) - 1, self.current, is_at)
         self.tidy()
@@ -138,7 +138,7 @@ class Steering:
     From its `join` to its `leave` a process must not open or close a listener itself. One call at a time.
     """
 
-    _groups: dict[Address, _Group] = field(default_factory=dict)
+    _groups: dict[Address, Group] = field(default_factory=dict)
     _joined: int = 0
 
     def join(self, pid: int, ports: Ports) -> Survey:
@@ -149,13 +149,13 @@ class Steering:
         nothing has happened; another one is to be ended, and then it has to `leave`.
         """
         first = not self._groups
-        seen, listeners = look(pid, ports)
+        seen, listeners = self._look(pid, ports)
         self._joined += 1
         try:
             if seen.obstacles:
                 raise Unsteerable("; ".join(seen.obstacles))
             while listeners:
-                self._take(_Member(pid, listeners.pop(), self._joined))
+                self._take(Member(pid, listeners.pop(), self._joined))
         except Unsteerable:
             if first:
                 self.detach()
@@ -220,18 +220,24 @@ class Steering:
             group.release(by_hash=True)
         self._groups.clear()
 
-    def _of(self, pid: int) -> Iterator[tuple[_Group, int]]:
+    def _look(self, pid: int, ports: Ports) -> tuple[Survey, list[socket.socket]]:
+        return look(pid, ports)
+
+    def _new_group(self, address: Address, members: list[Member]) -> Group:
+        return Group(address, members)
+
+    def _of(self, pid: int) -> Iterator[tuple[Group, int]]:
         for group in self._groups.values():
             index = group.find(pid)
             if index is not None:
                 yield group, index
 
-    def _take(self, member: _Member) -> None:
+    def _take(self, member: Member) -> None:
         address = address_of(member.listener)
         if address in self._groups:
             self._groups[address].admit(member)
         else:
-            group = self._groups[address] = _Group(address, [member])
+            group = self._groups[address] = self._new_group(address, [member])
             group.begin()
 
 

@@ -16,7 +16,7 @@ from drivers.credentials import KEY_BYTES
 from drivers.xray import selectors, streams
 from drivers.xray.access import BadMask, Mask, Shown
 from drivers.xray.accounts import BUILDERS, Inbound
-from drivers.xray.doors import Door, doors, entrances, listens
+from drivers.xray.doors import Door, doors, entrances, is_over_udp, listens
 from drivers.xray.selectors import OURS
 from drivers.xray.text import Hints, hints
 from drivers.xray.wire import field
@@ -54,6 +54,7 @@ UNSUPPORTED = {
     SHADOWSOCKS_2022_SINGLE: "this Shadowsocks-2022 method has one shared key and no users",
     "xray.proxy.shadowsocks_2022.RelayServerConfig": "a Shadowsocks-2022 relay has destinations, not users",
 }
+SHADOWSOCKS = ("xray.proxy.shadowsocks.ServerConfig", SHADOWSOCKS_2022, SHADOWSOCKS_2022_SINGLE)
 # What a second process would take from the first: a network interface, or the peers of its key.
 EXCLUSIVE = {
     "xray.proxy.tun.Config": "the network interface of",
@@ -96,6 +97,12 @@ class Plan:
     def listens(self) -> Mapping[int, frozenset[bytes]]:
         """By port at which addresses they do, and with which options."""
         return listens(self.base.inbound)
+
+    @property
+    def datagrams(self) -> frozenset[int]:
+        """The ports where datagrams stand for themselves, if any come."""
+        some = [handler for handler in self.base.inbound if handler.proxy_settings.type in SHADOWSOCKS]
+        return frozenset(listens(handler for handler in some if not is_over_udp(handler)))
 
     @property
     def exclusive(self) -> Sequence[str]:

@@ -45,7 +45,7 @@ def doors(handlers: Iterable[InboundHandlerConfig], inbounds: Mapping[str, Inbou
     found = {}
     for handler in handlers:
         receiver = _receiver(handler)
-        if handler.tag in inbounds and receiver.stream_settings.protocol_name not in _UDP:
+        if handler.tag in inbounds and not is_over_udp(handler):
             # With the PROXY protocol lines carry whom the sender names: one of our own, if it falls back on this one.
             ports = front if _told_by_proxy(receiver.stream_settings) else _ports(receiver)
             found[handler.tag] = _door(inbounds[handler.tag].protocol, receiver.stream_settings.protocol_name, ports)
@@ -55,6 +55,11 @@ def doors(handlers: Iterable[InboundHandlerConfig], inbounds: Mapping[str, Inbou
 def entrances(handlers: Iterable[InboundHandlerConfig]) -> tuple[range, ...]:
     """The ports of all inbounds, whoever their users are."""
     return tuple(ports for handler in handlers for ports in _ports(_receiver(handler)))
+
+
+def is_over_udp(handler: InboundHandlerConfig) -> bool:
+    """Whether its transport has connections of its own over UDP."""
+    return _receiver(handler).stream_settings.protocol_name in _UDP
 
 
 def listens(handlers: Iterable[InboundHandlerConfig]) -> dict[int, frozenset[bytes]]:

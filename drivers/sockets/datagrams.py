@@ -1,0 +1,48 @@
+"""Leads UDP to one of the processes that share an address, where each datagram stands for itself. Linux only, blocking.
+
+Who has an index cannot be tried by a connection: it follows from the order in which sockets were bound, as long as the
+kernel lists no other one at the address.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from drivers.sockets.connections import Ports
+from drivers.sockets.listeners import Survey, look
+from drivers.sockets.reuseport import Address, pick
+from drivers.sockets.steering import Group, Member, Steering, Unsteerable
+
+_TABLES = {socket.AF_INET: Path("/proc/net/udp"), socket.AF_INET6: Path("/proc/net/udp6")}
+# Where a table has the address of a socket, and its inode.
+_LOCAL, _INODE = 1, 9
+
+
+class Datagrams(Steering):
+    """Processes that take datagrams at the same addresses, and which of them is given new ones."""
+
+    def _look(self, pid: int, ports: Ports) -> tuple[Survey, list[socket.socket]]:
+        return look(pid, ports, socket.SOCK_DGRAM)
+
+    def _new_group(self, address: Address, members: list[Member]) -> Group:
+        return _Group(address, members)
+
+
+class _Group(Group):
+    def begin(self) -> None:
+        self._expect_no_other()
+        pick(self.listener, 0)
+
+    def admit(self, member: Member) -> None:
+        self.members.append(member)
+        self._expect_no_other()
+        self.tidy()
+
+    def _expect_no_other(self) -> None:
+        inode = str(os.fstat(self.listener.fileno()).st_ino)
+        rows = [row.split() for row in _TABLES[socket.AddressFamily(self.address.family)].read_text().splitlines()[1:]]
+        local = next((row[_LOCAL] for row in rows if row[_INODE] == inode), "")
+        if [row[_LOCAL] for row in rows].count(local) != len(self.members):
+            raise Unsteerable(f"another process, too, takes datagrams on port {self.address.port}")

@@ -1,0 +1,175 @@
+"""Processes that share their listeners as runs of a core do: who is given new connections, whoever comes and goes."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from twisted.internet import reactor as installed
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.trial.unittest import TestCase
+
+from drivers.sockets import connections
+from drivers.sockets.connections import Ports
+from drivers.sockets.sharing import Sharing
+from node.contract.driver import NotShared
+from node.errors import CoreFailed
+from scripts.staging.ports import free_port
+from scripts.staging.wait import until
+from tests.harness.steered import Greeter, ask, meet
+
+reactor: Any = installed
+HOST = "127.0.0.1"
+
+
+class SharingTests(TestCase):
+    def setUp(self) -> None:
+        self.sharing = Sharing(reactor)
+        self.first, self.second = sorted([(HOST, free_port()), (HOST, free_port())])
+        self.ports: Ports = [range(port, port + 1) for _, port in (self.first, self.second)]
+
+    def start(self, name: str, *addresses: tuple[str, int]) -> Greeter:
+        greeter = Greeter(name, addresses or [self.first, self.second])
+        self.addCleanup(greeter.kill)
+        return greeter
+
+    async def joined(self, name: str, *addresses: tuple[str, int]) -> Greeter:
+        greeter = self.start(name, *addresses)
+        await self.sharing.join(greeter.pid, self.ports)
+        return greeter
+
+    async def end(self, greeter: Greeter) -> None:
+        """Its process, and wait until all is done for that."""
+        greeter.kill()
+        self.sharing.gone(greeter.pid)
+        await self.sharing.survey(greeter.pid, [])
+
+    def link(self, address: tuple[str, int]) -> socket.socket:
+        link = socket.create_connection(address, timeout=5)
+        self.addCleanup(link.close)
+        link.recv(1)
+        return link
+
+    async def test_one_takes_over_from_another(self) -> None:
+        """Who is alone at last is let go; until then each closes and opens no listeners."""
+        old = await self.joined("a")
+        new = await self.joined("b")
+        self.assertEqual({meet(self.first) for _ in range(20)}, {"a"})
+        await self.sharing.prove(new.pid, 5)
+        self.assertTrue(self.sharing.drains(new.pid))
+        link = self.link(self.first)
+        await self.sharing.lead(new.pid)
+        self.assertEqual({meet(self.first) for _ in range(20)}, {"b"})
+        self.assertEqual(ask(link, b"still there"), b"still there")
+        self.assertTrue(self.sharing.drains(old.pid))
+        self.assertEqual(await self.sharing.connected(old.pid, self.ports), 1)
+        self.assertTrue(self.sharing.has(new.pid))
+        await self.end(old)
+        self.assertFalse(self.sharing.has(new.pid))
+        self.assertEqual({meet(self.first) for _ in range(20)}, {"b"})
+
+    async def test_an_address_that_the_new_one_does_not_have(self) -> None:
+        """Nobody is answered there, until the old one is led to again."""
+        old = await self.joined("a")
+        new = await self.joined("b", self.first)
+        link = self.link(self.second)
+        for _ in range(2):
+            await self.sharing.lead(new.pid)
+            self.assertEqual(meet(self.first), "b")
+            self.assertRaises(TimeoutError, meet, self.second, 0.2)
+            self.assertEqual(ask(link, b"still there"), b"still there")
+            await self.sharing.lead(old.pid)
+            self.assertEqual((meet(self.first), meet(self.second)), ("a", "a"))
+
+    async def test_the_one_that_is_led_to_dies(self) -> None:
+        """The newest of the others has everything at once, also what its successor did not have."""
+        await self.joined("a")
+        await self.sharing.lead((await self.joined("b")).pid)
+        new = await self.joined("c", self.first)
+        await self.sharing.lead(new.pid)
+        await self.end(new)
+        self.assertEqual((meet(self.first), meet(self.second)), ("b", "b"))
+
+    async def test_the_last_but_one_ends_while_another_is_awaited(self) -> None:
+        """Who serves is held: the one that comes gets nobody before it is led to."""
+        old, current = await self.joined("a"), await self.joined("b")
+        await self.sharing.lead(current.pid)
+        await self.sharing.join(current.pid, self.ports)
+        await self.end(old)
+        self.assertTrue(self.sharing.has(current.pid))
+        new = self.start("c")
+        self.assertEqual({meet(self.first) for _ in range(20)}, {"b"})
+        await self.sharing.join(new.pid, self.ports)
+        await self.sharing.lead(new.pid)
+        self.assertEqual({meet(self.first) for _ in range(20)}, {"c"})
+
+    async def test_the_awaited_one_does_not_come(self) -> None:
+        """Who serves has its listeners for itself again, and still no other process is given connections."""
+        old, stillborn = await self.joined("a"), self.start("b")
+        await self.end(stillborn)
+        self.assertFalse(self.sharing.has(old.pid))
+        self.start("c")
+        self.assertEqual({meet(self.first) for _ in range(20)}, {"a"})
+
+    async def test_one_that_hangs(self) -> None:
+        """It is found out before anybody is led to it, and named by its address."""
+        old, new = await self.joined("a"), await self.joined("b")
+        new.signal(signal.SIGSTOP)
+        until(lambda: Path(f"/proc/{new.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        with self.assertRaisesRegex(CoreFailed, f"within 0.2 s on {HOST}:{self.first[1]}, {HOST}:{self.second[1]}"):
+            await self.sharing.prove(new.pid, 0.2)
+        self.assertEqual(meet(self.first), "a")
+        await self.end(new)
+        self.assertFalse(self.sharing.has(old.pid))
+
+    async def test_before_its_end(self) -> None:
+        """Nobody comes to the one that is led to, neither to one that ends beside it; connections go on."""
+        old, new = await self.joined("a"), await self.joined("b")
+        await self.sharing.lead(new.pid)
+        link = self.link(self.first)
+        await self.sharing.quieten(old.pid)
+        self.assertEqual(meet(self.first), "b")
+        await self.sharing.quieten(new.pid)
+        self.assertRaises(TimeoutError, meet, self.first, 0.2)
+        self.assertEqual(ask(link, b"still there"), b"still there")
+        await self.end(new)
+        self.assertRaises(TimeoutError, meet, self.first, 0.2)
+
+    async def test_a_stranger_on_the_port(self) -> None:
+        """It cannot be shared, and is not held."""
+        self.start("x")
+        one = self.start("a")
+        with self.assertRaisesRegex(NotShared, "another process"):
+            await self.sharing.join(one.pid, self.ports)
+        self.assertFalse(self.sharing.has(one.pid))
+
+    async def test_who_gives_up_waiting(self) -> None:
+        """What was begun is done, and what comes after it waits for it."""
+        old = self.start("a")
+        joining = Deferred.fromCoroutine(self.sharing.join(old.pid, self.ports))
+        joining.cancel()
+        with self.assertRaises(CancelledError):
+            await joining
+        await self.sharing.survey(old.pid, [])
+        new = await self.joined("b")
+        await self.sharing.lead(new.pid)
+        self.assertEqual(meet(self.first), "b")
+
+    async def test_connections_that_nobody_is_at(self) -> None:
+        """Silent ones do not count after a while, those that the client has ended after a shorter one."""
+        one = await self.joined("a")
+        links = [self.link(self.first) for _ in range(2)]
+        self.assertEqual(await self.sharing.connected(one.pid, self.ports), 2)
+        self.assertEqual(await self.sharing.connected(one.pid, self.ports[1:]), 0)
+        with mock.patch.object(connections, "SILENT", 0.0):
+            self.assertEqual(await self.sharing.connected(one.pid, self.ports), 0)
+        one.signal(signal.SIGSTOP)
+        links[0].shutdown(socket.SHUT_WR)
+        with mock.patch.object(connections, "HALF_SILENT", 0.0):
+            self.assertEqual(await self.sharing.connected(one.pid, self.ports), 1)
+        waiting = socket.create_connection(self.first, timeout=5)
+        self.addCleanup(waiting.close)
+        self.assertEqual(await self.sharing.connected(one.pid, self.ports), 3)

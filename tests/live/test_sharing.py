@@ -1,0 +1,289 @@
+"""Two runs of a core on the same ports: the new one takes over, and nobody is dropped or refused."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import reactor as installed
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorFromThreads
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import TestCase
+
+from drivers.registry import REGISTRY
+from node.aio import Aio
+from node.backend.roster import Roster
+from node.contract.accounts import Change
+from node.contract.counters import Scope, counter_name
+from node.contract.driver import Generation, Host, Plan, Shares
+from node.errors import CoreFailed
+from node.logs import LogRing
+from scripts.staging import transfer
+from scripts.staging.core import Json
+from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import Kind
+from scripts.staging.protocols import shadowsocks, shadowsocks_2022, vless, vmess
+from scripts.staging.socks import UdpAssociation
+from scripts.staging.transports import raw
+from scripts.staging.users import TestUser
+from tests.conftest import Place, member, way
+from tests.harness import grounds
+from tests.harness.grounds import Ground
+from tests.harness.steered import meet
+
+reactor: Any = installed
+
+ANNA, BERT = (TestUser.new(f"{name}@test") for name in ("anna", "bert"))
+VLESS, VMESS = Kind("vless", vless(), raw()), Kind("vmess", vmess(), raw())
+KNOCKER = "127.84.88.78"
+
+
+class Visitors:
+    """Connections one after the other by the SOCKS ports of users, inside the `with` block."""
+
+    def __init__(self, echo: EchoServer, ports: Sequence[int]) -> None:
+        self.came, self.failed = 0, list[OSError]()
+        self._echo, self._ports, self._over = echo, ports, threading.Event()
+        self._thread = threading.Thread(target=self._visit)
+
+    def _visit(self) -> None:
+        while not self._over.is_set():
+            for port in self._ports:
+                try:
+                    transfer.connect(port, self._echo, 5).close()
+                except OSError as error:
+                    self.failed.append(error)
+                self.came += 1
+
+    def __enter__(self) -> Visitors:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+class SharingTests(TestCase):
+    """On each core."""
+
+    __test__ = False
+    ground: Ground
+
+    async def setUp(self) -> None:  # type: ignore[override]
+        self.stack = ExitStack()
+        self.addCleanup(self.stack.close)
+        directory = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
+        self.echo = self.stack.enter_context(EchoServer())
+        aio = Aio(IReactorFromThreads(reactor))
+        aio.startService()
+        self.addCleanup(aio.stopService)
+        self.lines: list[str] = []
+        log = LogRing(reactor, 1000)
+        log.extend = self.lines.extend  # type: ignore[method-assign,assignment]
+        settings = {self.ground.variable: str(self.ground.executable())}
+        self.directory = directory
+        self.driver = REGISTRY[self.ground.type](Host(reactor, aio, log, directory, settings))
+        self.home, self.work = Place(VLESS, "home", ground=self.ground), Place(VMESS, "work", ground=self.ground)
+
+    async def prepared(self, *inbounds: Json, **extra: object) -> Plan:
+        plan: Plan = await self.driver.prepare(self.ground.config(inbounds, **extra), frozenset())
+        return plan
+
+    async def launched(self, plan: Plan, *people: TestUser) -> Any:
+        places = [place for place in (self.home, self.work) if place.tag in plan.tags]
+        roster, refused = Roster.of([member(one, *places) for one in people], plan.tags, plan.account)
+        assert not refused
+        run = await plan.launch(roster.target, 8)
+        assert isinstance(run, Shares)
+        self.addCleanup(lambda: Deferred.fromCoroutine(run.stop()))
+        return run
+
+    async def started(self, *people: TestUser) -> tuple[Plan, Any]:
+        plan = await self.prepared(self.home.inbound, self.work.inbound)
+        return plan, await self.launched(plan, *people)
+
+    async def followed(self, old: Any, plan: Plan, *people: TestUser) -> Any:
+        """A run that has joined the old one."""
+        await old.join()
+        new = await self.launched(plan, *people)
+        await new.join()
+        return new
+
+    def socks(self, place: Place, person: TestUser) -> int:
+        port: int = self.stack.enter_context(way(place, person))
+        return port
+
+    def link(self, port: int) -> Any:
+        return self.stack.enter_context(transfer.connect(port, self.echo))
+
+    async def served(self, run: Generation) -> int:
+        """Bytes from the users."""
+        reading = await run.counters()
+        return sum(reading.get(counter_name(Scope.USER, user.email, "uplink"), 0) for user in (ANNA, BERT))
+
+    async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
+        deadline = time.monotonic() + 10
+        while not await condition():
+            assert time.monotonic() < deadline
+            await deferLater(reactor, 0.02)
+
+    async def test_the_new_one_takes_over(self) -> None:
+        """With another configuration: links live on, no visitor fails, the old one is deserted in the end."""
+        _, old = await self.started(ANNA)
+        changed = await self.prepared(self.home.inbound, self.work.inbound, log=self.ground.verbose)
+        self.assertEqual(list(await old.obstacles(changed)), [])
+        ports = [self.socks(place, ANNA) for place in (self.home, self.work)]
+        links = [self.link(port) for port in ports]
+        with Visitors(self.echo, ports) as visitors:
+            new = await self.followed(old, changed, ANNA, BERT)
+            self.assertEqual(await self.served(new), 0)
+            await new.prove(5)
+            await new.lead()
+            transfer.connect(self.socks(self.home, BERT), self.echo).close()
+            for link in links:
+                transfer.echo(link, b"still there")
+            self.assertGreaterEqual(await old.connected(), 2)
+            for link in links:
+                link.close()
+
+            async def deserted() -> bool:
+                return bool(await old.connected() == 0)
+
+            await self.until(deserted)
+            await old.stop()
+            came = visitors.came
+            while visitors.came < came + 10:
+                await deferLater(reactor, 0.02)
+        self.assertEqual(visitors.failed, [])
+        self.assertGreater(await self.served(new), 0)
+        self.assertFalse(new.shared)
+        self.assertFalse([line for line in self.lines if KNOCKER in line])
+
+    async def test_the_new_one_dies(self) -> None:
+        """What it was given goes to the old one at once."""
+        plan, old = await self.started(ANNA)
+        port = self.socks(self.home, ANNA)
+        link = self.link(port)
+        new = await self.followed(old, plan, ANNA)
+        await new.prove(5)
+        await new.lead()
+        transfer.connect(port, self.echo).close()
+        new.kill()
+        await new.when_exited()
+        await old.connected()  # after what its end takes
+        transfer.connect(port, self.echo).close()
+        transfer.echo(link, b"still there")
+
+    async def test_the_new_one_hangs(self) -> None:
+        """It is found out in time, and nobody noticed."""
+        plan, old = await self.started(ANNA)
+        port = self.socks(self.home, ANNA)
+        new = await self.followed(old, plan, ANNA)
+        new._process.signal(signal.SIGSTOP)
+        with self.assertRaisesRegex(CoreFailed, f"127.0.0.1:{self.home.port}"):
+            await new.prove(0.5)
+        transfer.connect(port, self.echo).close()
+        new.kill()
+        await new.stop()
+        transfer.connect(port, self.echo).close()
+        self.assertTrue(old.alive)
+
+    async def test_ends(self) -> None:
+        """Of one that drains: its connections, and no port. Of the one that serves: nobody is refused, but waits."""
+        plan, old = await self.started(ANNA)
+        port = self.socks(self.home, ANNA)
+        link = self.link(port)
+        new = await self.followed(old, plan, ANNA)
+        await new.lead()
+        await old.wind_down()
+        self.assertEqual(link.recv(1), b"")
+        later = self.link(port)
+        await new.wind_down()
+        self.assertEqual(later.recv(1), b"")
+        self.assertRaises(TimeoutError, meet, ("127.0.0.1", self.home.port), 0.3)
+
+    async def test_users_of_both(self) -> None:
+        """Who is removed from the old one loses the connections there; who comes to the new one gets in."""
+        plan, old = await self.started(ANNA, BERT)
+        link, other = self.link(self.socks(self.home, ANNA)), self.link(self.socks(self.home, BERT))
+        new = await self.followed(old, plan, ANNA, BERT)
+        await new.lead()
+        removals = [Change(place.tag, ANNA.email, None) for place in (self.home, self.work)]
+        self.assertEqual(await old.apply(removals), ([], []))
+        self.assertEqual(link.recv(1), b"")
+        transfer.echo(other, b"still there")
+
+    async def test_obstacles(self) -> None:
+        """Each is known before anything is touched."""
+        plan, old = await self.started()
+        self.assertEqual(await old.obstacles(plan), [])
+        strange: Any = object()
+        self.assertEqual(await old.obstacles(strange), ["the next core is of another kind"])
+        moved = await self.prepared({**self.home.inbound, "listen": "0.0.0.0"}, self.work.inbound)
+        [obstacle] = await old.obstacles(moved)
+        self.assertIn(f"port {self.home.port} moves", obstacle)
+        self.assertFalse(old.shared)
+
+    async def test_datagrams(self) -> None:
+        """Of Shadowsocks they go where connections go, and a client of before and after notices nothing."""
+        self.home = Place(Kind("ss", shadowsocks("aes-256-gcm"), raw()), "home", ground=self.ground)
+        plan, old = await self.started(ANNA)
+        self.assertEqual(await old.obstacles(plan), [])
+        port = self.socks(self.home, ANNA)
+        with UdpAssociation(port) as association, UdpAssociation(port) as later:
+            transfer.udp_echo(association, b"before", self.echo)
+            new = await self.followed(old, plan, ANNA)
+            for _ in range(20):
+                with UdpAssociation(port) as another:
+                    transfer.udp_echo(another, b"meanwhile", self.echo)
+            self.assertEqual(await self.served(new), 0)
+            await new.lead()
+            served = await self.served(old)
+            for one in (association, later, association, later):
+                transfer.udp_echo(one, b"after", self.echo)
+            self.assertEqual(await self.served(old), served)
+            self.assertGreater(await self.served(new), 0)
+            new.kill()
+            await new.when_exited()
+            await old.connected()
+            transfer.udp_echo(association, b"back", self.echo)
+            transfer.udp_echo(later, b"back", self.echo)
+
+
+class XrayTests(SharingTests):
+    __test__ = True
+    ground = grounds.XRAY
+
+    async def test_swaps(self) -> None:
+        """No inbound is swapped while listeners are shared: one by one, or by another run."""
+        kind = Kind("ss", shadowsocks_2022("2022-blake3-aes-128-gcm", 16), raw())
+        self.home = Place(kind, "home", ground=self.ground)
+        plan, old = await self.started(ANNA, BERT)
+        removal = [Change("home", ANNA.email, None)]
+        await old.join()
+        self.assertEqual(await old.apply(removal), ([], removal))
+        new = await self.launched(plan, ANNA, BERT)
+        await new.join()
+        await new.lead()
+        self.assertEqual(await old.apply(removal), ([], []))
+        self.assertNotIn(ANNA.email, old.accounts["home"])
+
+    async def test_an_inbound_in_the_file_system(self) -> None:
+        """One process can have it; the core's own API is none."""
+        path = self.directory / "inbound"
+        plan = await self.prepared({**self.home.inbound, "listen": str(path)})
+        run = await self.launched(plan)
+        self.assertEqual(await run.obstacles(plan), [f"only one process can listen at {path}"])
+
+
+class SingBoxTests(SharingTests):
+    __test__ = True
+    ground = grounds.SING_BOX
