@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 from drivers.sockets.connections import Ports
@@ -16,12 +17,25 @@ from drivers.sockets.reuseport import Address, pick
 from drivers.sockets.steering import Group, Member, Steering, Unsteerable
 
 _TABLES = {socket.AF_INET: Path("/proc/net/udp"), socket.AF_INET6: Path("/proc/net/udp6")}
+# Where nobody is (the port `discard`).
+_NOBODY = {socket.AF_INET: ("127.0.0.1", 9), socket.AF_INET6: ("::1", 9)}
 # Where a table has the address of a socket, and its inode.
 _LOCAL, _INODE = 1, 9
 
 
 class Datagrams(Steering):
     """Processes that take datagrams at the same addresses, and which of them is given new ones."""
+
+    def silence(self, pid: int) -> None:
+        """Have the kernel refuse whatever comes to where this process is, as all there are about to end.
+
+        A socket that is connected takes only what comes from the other end. It is in no group any more.
+        """
+        for group, _ in list(self._of(pid)):
+            for member in group.members:
+                with member.listener as one, suppress(OSError):  # an address from where there is no way to this one
+                    one.connect(_NOBODY[one.family])
+            del self._groups[group.address]
 
     def _look(self, pid: int, ports: Ports) -> tuple[Survey, list[socket.socket]]:
         return look(pid, ports, socket.SOCK_DGRAM)

@@ -27,7 +27,7 @@ _QUEUE, _QUEUE_AT, _TCP_INFO_SIZE = struct.Struct("=I"), 24, 104
 # Where our own connections come from, so that they can be told apart in what a core writes.
 KNOCKER = "127.84.88.78"
 # … as a core names them: `from` there, or as the far end of a socket.
-_KNOCK = re.compile(rf"(?: from:? |->)\[?(?:::ffff:)?{re.escape(KNOCKER)}\]?:\d+")
+_KNOCK = re.compile(rf"(?: from:? (?:tcp:)?|->)\[?(?:::ffff:)?{re.escape(KNOCKER)}\]?:\d+")
 # Closed with it, a connection is reset (SO_LINGER).
 RESET = struct.pack("ii", 1, 0)
 # More hops than any packet has left that came by a router, and than nearly all of this machine's own have.

@@ -104,7 +104,7 @@ class Sharing:
         """It is about to end: if it has been given new connections, nobody's are accepted any more."""
         self._ending.add(pid)
         if pid == self._led:
-            await self._do(lambda: self._steering.deafen(self._steering.waiting(pid)))
+            await self._do(self._quieten, pid)
 
     async def connected(self, pid: int, ports: Ports) -> int:
         """How many connections it has, with those that it has not accepted yet."""
@@ -139,6 +139,10 @@ class Sharing:
             if first:
                 self._steering.detach()
             raise
+
+    def _quieten(self, pid: int) -> None:
+        self._steering.deafen(self._steering.waiting(pid))
+        self._datagrams.silence(pid)
 
     def _leave(self, pid: int, heir: int | None, alone: bool) -> None:
         lost = self._steering.leave(pid)

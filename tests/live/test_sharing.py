@@ -25,13 +25,13 @@ from node.contract.counters import Scope, counter_name
 from node.contract.driver import Generation, Host, Plan, Shares
 from node.errors import CoreFailed
 from node.logs import LogRing
-from scripts.staging import transfer
+from scripts.staging import certs, transfer
 from scripts.staging.core import Json
 from scripts.staging.echo import EchoServer
-from scripts.staging.inbounds import Kind
-from scripts.staging.protocols import shadowsocks, shadowsocks_2022, vless, vmess
+from scripts.staging.inbounds import SERVER_NAME, Kind
+from scripts.staging.protocols import hysteria, shadowsocks, shadowsocks_2022, vless, vmess
 from scripts.staging.socks import UdpAssociation
-from scripts.staging.transports import raw
+from scripts.staging.transports import raw, tls
 from scripts.staging.users import TestUser
 from tests.conftest import Place, member, way
 from tests.harness import grounds
@@ -231,6 +231,11 @@ class SharingTests(TestCase):
         [obstacle] = await old.obstacles(moved)
         self.assertIn(f"port {self.home.port} moves", obstacle)
         self.assertFalse(old.shared)
+        certificate = certs.make(self.directory, [SERVER_NAME])
+        quic = Kind("quic", hysteria(), tls(certificate, "hysteria", alpn=["h3"], hysteriaSettings={"version": 2}))
+        of_udp = Place(quic, "udp", ground=self.ground)
+        run = await self.launched(await self.prepared(of_udp.inbound))
+        self.assertIn(f"127.0.0.1:{of_udp.port} is UDP", "; ".join(await run.obstacles(plan)))
 
     async def test_datagrams(self) -> None:
         """Of Shadowsocks they go where connections go, and a client of before and after notices nothing."""
@@ -256,6 +261,21 @@ class SharingTests(TestCase):
             await old.connected()
             transfer.udp_echo(association, b"back", self.echo)
             transfer.udp_echo(later, b"back", self.echo)
+
+    async def test_datagrams_at_the_end(self) -> None:
+        """None comes any more to the one that is led to, so that its counters rest; it answers still."""
+        self.home = Place(Kind("ss", shadowsocks("aes-256-gcm"), raw()), "home", ground=self.ground)
+        plan, old = await self.started(ANNA)
+        new = await self.followed(old, plan, ANNA)
+        await new.lead()
+        with UdpAssociation(self.socks(self.home, ANNA)) as association:
+            transfer.udp_echo(association, b"before", self.echo)
+            await new.wind_down()
+            served = await self.served(new)
+            self.assertGreater(served, 0)
+            association.send(b"after", self.echo.host, self.echo.port)
+            await new.connected()
+            self.assertEqual((await self.served(new), await self.served(old)), (served, 0))
 
 
 class XrayTests(SharingTests):

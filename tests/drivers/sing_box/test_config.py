@@ -232,3 +232,38 @@ def test_thousands_of_inbounds() -> None:
     assert [len(inbound["users"]) for inbound in whole["inbounds"]] == [1] * 6000
     assert whole["inbounds"][5]["users"] == [json.loads(account.packed)]
     assert time.process_time() - began < 2
+
+
+def test_on_which_sockets_it_listens() -> None:
+    """By port, in whatever order; what is not of the socket does not count."""
+    here, there = ({"type": "vless", "tag": host, "listen": host, "listen_port": 5} for host in ("127.0.0.1", "::1"))
+    assert planned(here, there).listens == planned({**there, "type": "trojan"}, here).listens
+    assert planned(here).listens.keys() == planned(there).listens.keys() == {5}
+    assert planned(here).listens != planned(there).listens
+    assert planned(here).listens != planned({**here, "bind_interface": "lo"}).listens
+    assert planned({"type": "vless", "tag": "a"}).listens == {}
+
+
+@pytest.mark.parametrize(
+    ("what", "word"),
+    [
+        ({"endpoints": [{"type": "wireguard", "tag": "warp"}]}, "'warp'"),
+        ({"inbounds": [{"type": "tun", "tag": "tun"}]}, "'tun'"),
+        ({"services": [{"type": "resolved", "listen_port": 53}]}, "resolved"),
+        ({"inbounds": [{"type": "trojan", "tls": {"acme": {"domain": "x"}}}]}, "ACME"),
+        ({"outbounds": [{"type": "tor", "data_directory": "/x"}]}, "disk"),
+    ],
+)
+def test_what_one_process_has(what: Any, word: str) -> None:
+    """Each is told by its name."""
+    [line] = planned(*what.pop("inbounds", []), **what).exclusive
+    assert word in line
+    assert planned({"type": "vless", "tag": "a"}).exclusive == []
+
+
+def test_others_may_have_the_ports_beside_it() -> None:
+    """All that listen on TCP, managed or not."""
+    inbounds = [
+        {"type": kind, "tag": kind, "listen_port": 5 + at} for at, kind in enumerate(("vless", "mixed", "direct"))
+    ]
+    assert all(inbound["reuse_addr"] for inbound in planned(*inbounds, exclude=frozenset({"vless"})).tree["inbounds"])

@@ -314,3 +314,19 @@ def test_access_lines_are_withheld(stamp: str, status: str) -> None:
     assert shown.line(f"{stamp}from 1.2.3.4:5 {status} tcp:a.test:443") is None
     for line in (f"{stamp}[Info] from 1.2.3.4:5 {status}", "panic: from", "from 1.2.3.4:5"):
         assert shown.line(line) == line
+
+
+@pytest.mark.parametrize(
+    "begin", ["", "tcp:", "[Info] [1] proxy/vless: invalid request from ", "[Info] read 127.0.0.1:1->"]
+)
+def test_connections_of_our_own(begin: str) -> None:
+    """They are in no log; what users connect to is, whatever that is."""
+    line = begin + "127.84.88.78:5 rejected  x"
+    assert Shown().line(NEW + (line if "[" in begin else f"from {line}")) is None
+    for told in (
+        "from 1.2.3.4:5 accepted tcp:127.84.88.78:80 [a >> b] email: x",
+        "from 1.2.3.4:5 accepted tcp: from 127.84.88.78:80 [a >> b] email: x",
+        "from 1.2.3.4:5 rejected  x",
+        "from 127.84.88.79:5 rejected  x",
+    ):
+        assert Shown().line(NEW + told) == NEW + told

@@ -663,3 +663,34 @@ def test_the_core_takes_odd_configurations(text: str) -> None:
     """What was taken over is still a configuration that the core builds."""
     made = taken_over(text)
     assert accepts(render(made, THROUGH_INBOUND, {tag: {} for tag in made.tags})) == ""
+
+
+def test_on_which_sockets_it_listens() -> None:
+    """By port, at which address and with which options; all that is unspecified is one address."""
+
+    def listening(**more: object) -> Mapping[int, frozenset[bytes]]:
+        made = {**vless(), "port": "5-6", **more}
+        return of(inbounds=[{key: value for key, value in made.items() if value}]).listens
+
+    everywhere = listening(listen=None)
+    assert everywhere.keys() == {5, 6}
+    assert listening(listen="0.0.0.0") == listening(listen="::") == everywhere
+    assert listening(listen="127.0.0.1")[5] != everywhere[5]
+    assert listening(listen=None, streamSettings={"sockopt": {"v6only": True}})[5] != everywhere[5]
+    assert listening(listen=None, streamSettings={"security": "none"}) == everywhere
+    assert listening(listen="/run/in.sock") == {}
+
+
+def test_what_one_process_has() -> None:
+    """The keys of WireGuard, by which its peers know one process at a time."""
+    peers = [{"publicKey": "A" * 43 + "=", "endpoint": "127.0.0.1:1"}]
+    wireguard = {"tag": "warp", "protocol": "wireguard", "settings": {"secretKey": "A" * 43 + "=", "peers": peers}}
+    assert of(outbounds=[{"protocol": "freedom"}]).exclusive == []
+    assert of(outbounds=[wireguard]).exclusive == ["the WireGuard key of 'warp' can be in one process at a time"]
+
+
+def test_datagrams_that_stand_for_themselves() -> None:
+    """Those of Shadowsocks, unless its transport is over UDP."""
+    shadowsocks = {**inbound("shadowsocks", method="aes-128-gcm", password="x"), "port": 5}
+    assert of(inbounds=[shadowsocks]).datagrams == {5}
+    assert of(inbounds=[{**shadowsocks, "streamSettings": {"network": "kcp"}}]).datagrams == frozenset()

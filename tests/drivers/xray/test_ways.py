@@ -86,6 +86,13 @@ def test_patience(swap: Swap, fit: bool) -> None:
     assert chosen(one, everybody=50_000, fit=fit) == (frozenset("0") if swappable else None)
 
 
+def test_where_nobody_comes() -> None:
+    """A user of Shadowsocks-2022 is removed live from a run that gets no new connections: nobody shakes hands there."""
+    one = work("shadowsocks_2022", 1_000, removed=1, swap=Swap.DEAF)
+    assert chosen(one) is None
+    assert chosen(replace(one, quiet=True)) == frozenset()
+
+
 def test_a_new_run_is_worth_it_or_not_done() -> None:
     """Where a new run would take longer still, nobody's connection is ended for it."""
     many = work("vless", 50_000, added=30_000, swap=Swap.DEAF)
