@@ -44,7 +44,7 @@ _LEADING = ("shadowtls", "vmess")
 # Types that listen on UDP alone.
 _QUIC = ("hysteria", "hysteria2", "tuic")
 # What of an inbound says on which socket it listens.
-_LISTENING = ("listen", "bind_interface", "netns", "routing_mark")
+_LISTENING = ("listen", "bind_interface", "netns", "routing_mark", "tcp_multi_path")
 # What has a tag, or the core's number for one.
 _TAGGED = ("inbounds", "outbounds", "endpoints")
 # Keys that name a file to be written or a program to be run, anywhere, …
