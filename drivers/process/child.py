@@ -127,6 +127,12 @@ class CoreProcess(ProcessProtocol):
             self._kill = self._reactor.callLater(TERM_SECONDS, self.signal, signal.SIGKILL)
         return await self.when_exited()
 
+    def abandon(self) -> None:
+        """Kill it, and hear no more of it, nor of what it started and left its outputs to."""
+        self.signal(signal.SIGKILL)
+        if self.transport is not None:
+            self.transport.loseConnection()
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal; a process that is gone already is fine."""
         if self.exit is None and self.transport is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-import signal
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -79,7 +78,7 @@ class Spawner:
             except OSError as error:
                 raise CoreFailed(f"{command[0]} cannot be run: {error}") from error
             finally:
-                process.signal(signal.SIGKILL)
+                process.abandon()
             if ended.code in (MISSING, UNFIT):
                 raise CoreFailed(f"{command[0]} cannot be run: {' '.join(ended.lines)}")
             return Done(ended.code, ended.lines, os.pread(sink, os.fstat(sink).st_size, 0))

@@ -323,7 +323,9 @@ def _part(tree: Json, kept: Path) -> None:
     """Give each that keeps something a directory of its own, by its tag: two in one would be one machine to others."""
     for kind in _TAGGED:
         for handler in tree.get(kind, []):
-            for key in handler.keys() & _DIRECTORIES:
+            # Without a directory of its own an endpoint of this type has the core's, like all others.
+            unasked = {"state_directory"} if handler.get("type") == "tailscale" else set()
+            for key in handler.keys() & _DIRECTORIES | unasked:
                 name = hashlib.sha256(f"{kind} {handler['tag']}".encode("utf-8", "surrogatepass")).hexdigest()[:16]
                 handler[key] = str(kept / name)
 

@@ -11,6 +11,7 @@ from twisted.internet.threads import deferToThreadPool
 
 from drivers.channel import COUNTERS, FIGURES, ONLINE, USERS, ApiFailed, asking
 from drivers.process.child import CoreProcess
+from drivers.process.executable import CHANGED, Files
 from drivers.process.shared import SharedRun
 from drivers.sing_box.accounts import alike, label, login_of, name_of, stranger, unlabelled
 from drivers.sing_box.api import Api
@@ -47,14 +48,17 @@ class SingBoxGeneration(SharedRun[Api]):
         api: Api,
         endpoint: Endpoint,
         users: Mapping[str, Accounts],
+        files: Files,
     ) -> None:
         super().__init__(host, process, api, sharing=sharing, listening=plan)
         self.plan = plan
+        self._files = files
         self._live = LiveUsers(host.reactor, endpoint, plan.live) if plan.live else None
         self._live_tags, self._unseen = frozenset(plan.live), plan.unseen
         # Whether v2ray_api counts who is in its configuration, and the labels of live users whom it does not know.
         self._counts = endpoint.stats_port is not None
         self._untold: set[str] = set()
+        self.lingering = False
         self._own_names = frozenset(plan.own_names)
         # The most bytes that the counters ever lacked.
         self._lacking = 0
@@ -67,7 +71,15 @@ class SingBoxGeneration(SharedRun[Api]):
         process.when_exited().addCallback(self._ended)
 
     @property
+    def outdated(self) -> bool:
+        return bool(self._files.changed())
+
+    @property
     def warnings(self) -> Sequence[str]:
+        return [*self._lost, *(CHANGED.format(path) for path in self._files.changed())]
+
+    @property
+    def _lost(self) -> list[str]:
         return [LACKING.format(self._lacking)] if self._lacking else []
 
     async def counters(self) -> Reading:
@@ -202,12 +214,15 @@ class SingBoxGeneration(SharedRun[Api]):
     async def _shut_out(self, left: Mapping[tuple[str, str], bytes | None]) -> None:
         """Have the core forget credentials, where it can. Where that fails or is too dear, connections are closed."""
         live = [Change(tag, key, packed) for (tag, key), packed in left.items() if packed and tag in self._live_tags]
-        if self._live is None or self._cost(live) > LIVE_SECONDS:
+        dear = self._cost(live) > LIVE_SECONDS
+        self.lingering |= dear or any(packed and tag not in self._live_tags for (tag, _), packed in left.items())
+        if self._live is None or dear:
             return
         for change in live:
             try:
                 await self._live.shut_out(change.tag, self._login(change.tag, change.key, change.packed or b"")[0])
             except ApiFailed as error:
+                self.lingering = True
                 self.log.warn("a removed user's connections are closed as they come: {fault}", fault=error)
 
     async def _let_in(self, coming: Sequence[Change]) -> dict[tuple[str, str], Refusal]:
@@ -248,7 +263,7 @@ class SingBoxGeneration(SharedRun[Api]):
             self.log.warn("the core goes on serving: {fault}", fault=error)
 
     def _ended(self, _: Exit) -> None:
-        for warning in self.warnings:
+        for warning in self._lost:
             self.log.warn("{warning}", warning=warning)
         ensureDeferred(self._close()).addErrback(
             lambda failure: self.log.failure("connections to a core that is gone were not closed", failure)

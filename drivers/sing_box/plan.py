@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from drivers.process import readiness as starting
 from drivers.process.child import CoreProcess
-from drivers.process.executable import Executable, Installation
+from drivers.process.executable import Executable, Files, Installation
 from drivers.process.ports import free_ports
 from drivers.process.shared import watch
 from drivers.sing_box import config
@@ -59,12 +59,13 @@ class SingBoxPlan:
         endpoint = _endpoint(executable, self.made)
         text = await self._rendered(endpoint, started, f"/proc/self/fd/{_ROLL}")
         roll = await starting.built(self._host.reactor, started, config.roll, self.made, endpoint, started)
+        read = Files([executable.path])
         core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint))
         executable.start(core, "run", *STDIN, "-D", str(self._host.directory), contents={0: text, _ROLL: roll})
         watch(core, self._sharing)
         api = Api(endpoint, self.made.live, Fronts(self.made.fronts))
         await self._ready(core, api, seconds)
-        return SingBoxGeneration(self._host, self._sharing, self.made, core, api, endpoint, started)
+        return SingBoxGeneration(self._host, self._sharing, self.made, core, api, endpoint, started, read)
 
     async def _rendered(self, endpoint: config.Endpoint, target: Mapping[str, Accounts], roll: str = "") -> bytes:
         return await starting.built(self._host.reactor, target, config.render, self.made, endpoint, target, roll)

@@ -34,7 +34,7 @@ _ESTABLISHED = 1
 _TCP_INFO = struct.Struct("=B43xI4xI48x")
 # Seconds without a byte after which nobody is at the other end of a connection: of one that is whole, and of one of
 # which one side has said its last word. Xray keeps both kinds for minutes (Shadowsocks-2022, XHTTP).
-SILENT, HALF_SILENT = 60.0, 5.0
+SILENT, HALF_SILENT = 300.0, 5.0
 
 
 class Unreachable(Exception):

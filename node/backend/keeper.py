@@ -6,22 +6,25 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from twisted.internet.defer import Deferred, TimeoutError
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import deferLater
 
 from node.backend.desired import Desired
+from node.backend.faults import in_background
 from node.backend.generations import Generations
 from node.backend.reconcile import Pairs, Reconciler
 from node.backend.renewal import Renewal
 from node.backend.state import State, Status
 from node.contract.accounts import Change, Refusal, Unusable, diff, key_of
-from node.contract.driver import Applied, Generation
+from node.contract.driver import Applied, Generation, Lingers
 from node.errors import NodeError
 from node.logs import Logger
 from protos.service_pb2 import User
 
 # Seconds that a core which refused something may take to show that it lives.
 LIVES = 1.0
+# Seconds after a removal in which the credential may stay in a core that keeps the user out.
+REFRESH = 3.0
 
 
 class Keeper:
@@ -54,9 +57,11 @@ class Keeper:
         self._renewal = renewal
         self._adopt = adopt
         self._doubt = doubt
+        self._refreshing: IDelayedCall | None = None
         reconciler = Reconciler(self, partial(deferLater, reactor))
         self.settle: Callable[[Pairs], Deferred[list[Refusal]]] = reconciler.settle
         self.unsettled, self.repair, self.idle = reconciler.unsettled, reconciler.repair, reconciler.idle
+        self._alone = reconciler.alone
 
     @property
     def serves(self) -> bool:
@@ -72,6 +77,11 @@ class Keeper:
     def window(self) -> float:
         return self._renewal.window
 
+    @property
+    def _is_renewed(self) -> bool:
+        """Whether another run is taking the place of its run. That one begins with what this one had."""
+        return self._status.running and self._generations.current is None and not self.drains
+
     def changes(self, touched: Iterable[tuple[str, str]]) -> list[Change]:
         have, wanted = self.run.accounts, self._desired.target
         if self.serves:
@@ -82,9 +92,12 @@ class Keeper:
         return []
 
     def differences(self) -> list[Change]:
-        if self.serves:
-            return diff(self.run.accounts, self._desired.target)
-        return self.changes((tag, key) for tag, accounts in self.run.accounts.items() for key in accounts)
+        have, wanted = self.run.accounts, self._desired.target
+        if self.serves or self._is_renewed:
+            return diff(have, wanted)
+        # Most of them stay, which is told faster here.
+        looked = [(tag, accounts.items(), wanted.get(tag, {})) for tag, accounts in have.items()]
+        return self.changes((tag, key) for tag, some, want in looked for key, packed in some if want.get(key) != packed)
 
     def touched(self, keys: Iterable[str]) -> Pairs:
         """What these users have or should have here."""
@@ -112,6 +125,7 @@ class Keeper:
         """Have the run take these. What it keeps though it answers is left for another run, which does not know it."""
         run = self.run
         refused, left = await self._ask(changes)
+        self._refresh_soon()
         if not refused:
             return Applied([], left)
         if not await self._answers():
@@ -137,11 +151,27 @@ class Keeper:
         if not self.serves:
             return []
         run, refused = await self._renewal.renew(self.run, left)
+        self._take(run)
+        return refused
+
+    def _take(self, run: Generation) -> None:
         if run is not self.run:
             # Before it is the current one: that it has a keeper must be known.
             self.run = run
             self._adopt(run)
-        return refused
+
+    def _refresh_soon(self) -> None:
+        """Have another run come in that knows nothing of removed users; with those who are removed soon after them."""
+        if self._refreshing is None and self.serves and isinstance(self.run, Lingers) and self.run.lingering:
+            self._refreshing = self._reactor.callLater(REFRESH, self._refresh)
+
+    def _refresh(self) -> None:
+        self._refreshing = None
+        in_background(self._alone(self._refreshed), "removed users are kept out without another run")
+
+    async def _refreshed(self) -> None:
+        if self.serves and isinstance(self.run, Lingers) and self.run.lingering:
+            self._take(await self._renewal.refresh(self.run))
 
     def kept(self, changes: Iterable[Change], left: Iterable[Change] = ()) -> list[Change]:
         """Those of the changes, but the ones that are left, which take something away that is still in force."""

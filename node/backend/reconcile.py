@@ -6,10 +6,10 @@ all additions, so a credential that moves from one user to another arrives whole
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, Protocol
 
-from twisted.internet.defer import Deferred, DeferredLock
+from twisted.internet.defer import Deferred, DeferredLock, ensureDeferred
 from twisted.python.failure import Failure
 
 from node.contract.accounts import Change, Refusal, key_of
@@ -71,6 +71,10 @@ class Reconciler:
         self._refused &= changes
         if asked := changes - self._refused:
             await self.settle(pairs(asked))
+
+    def alone(self, work: Callable[[], Coroutine[Any, Any, object]]) -> Deferred[object]:
+        """Do this while no batch is under way."""
+        return self._turn.run(lambda: ensureDeferred(work()))
 
     async def idle(self) -> None:
         """Wait until all that was touched so far is settled."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from twisted.internet.interfaces import IReactorTime
+
 from node.backend.desired import Desired
 from node.backend.faults import as_told
 from node.backend.generations import Generations
 from node.backend.replace import Replacement
 from node.backend.state import Status
 from node.contract.accounts import Accounts, Change, Refusal, apply
-from node.contract.driver import Generation, Plan
+from node.contract.driver import Generation, NotShared, Plan
 from node.errors import CoreFailed, InvalidConfig, NodeError
 from node.logs import Logger
 from protos.service_pb2 import User
@@ -29,12 +31,14 @@ class Renewal:
 
     def __init__(
         self,
+        clock: IReactorTime,
         status: Status,
         desired: Desired,
         generations: Generations,
         replacement: Replacement,
         failed: Callable[[NodeError], None],
     ) -> None:
+        self._clock = clock
         self._status = status
         self._desired = desired
         self._generations = generations
@@ -59,7 +63,7 @@ class Renewal:
         fault = await _fault(plan, wanted)
         if fault and staying == before:
             return run, self._refusals(left, fault)
-        if not (run.alive and self._status.running):
+        if not (run.alive and run is self._generations.current and self._status.running):
             return run, []
         try:
             return await self._begin(run, wanted, staying, left, fault)
@@ -70,6 +74,16 @@ class Renewal:
             if self._generations.current is None:
                 self._failed(failure)
             raise failure from error
+
+    async def refresh(self, run: Generation) -> Generation:
+        """A run that knows nothing of users who were removed, if it can come in beside this one; else this one."""
+        assert self._desired.accepted is not None
+        plan, users = self._desired.accepted.plan, run.accounts
+        try:
+            return await self._replacement.beside(plan, lambda: self._still(users), self._clock.seconds() + SECONDS)
+        except (NodeError, NotShared) as error:
+            self.log.info("removed users are kept out without another run: {reason}", reason=str(error))
+            return run
 
     async def _begin(
         self,
@@ -93,11 +107,12 @@ class Renewal:
         return await self._bring(plan, staying), self._refusals(left, fault)
 
     async def _bring(self, plan: Plan, accounts: Mapping[str, Accounts]) -> Generation:
-        def target() -> Mapping[str, Accounts]:
-            self._status.require()
-            return accounts
+        return await self._replacement.bring(plan, lambda: self._still(accounts), 0.0, SECONDS)
 
-        return await self._replacement.bring(plan, target, 0.0, SECONDS)
+    def _still(self, accounts: Mapping[str, Accounts]) -> Mapping[str, Accounts]:
+        """These, unless a Start or a Stop came meanwhile."""
+        self._status.require()
+        return accounts
 
     def _refusals(self, left: Sequence[Change], reason: str) -> list[Refusal]:
         """Of these nobody came in."""

@@ -61,32 +61,35 @@ class Replacement:
         A port that is taken is tried again until the deadline; the launch has `least` seconds even so. Raises what
         `Plan.launch` raises. The one that serves goes on then if the next one was to run beside it; else none is left.
         """
-        before = next(iter(self._generations.serving), None)
-        self.obstacles = await self._obstacles(before, plan) if before else []
-        if isinstance(before, Shares) and not self.obstacles:
+        self.obstacles = []
+        if self._generations.serving:
             try:
-                await before.join()
+                return await self.beside(plan, target, max(deadline, self._reactor.seconds() + least))
             except NotShared as error:
                 self.obstacles = [str(error)]
-            else:
-                return await self._overlap(plan, target, max(deadline, self._reactor.seconds() + least))
-        for obstacle in self.obstacles:
-            self.log.warn("connections end with the core, which has to be restarted: {obstacle}", obstacle=obstacle)
+                self.log.warn("connections end with the core, which is restarted: {obstacle}", obstacle=str(error))
         return await self._restart(plan, target, deadline, least)
+
+    async def beside(self, plan: Plan, target: Target, deadline: float) -> Generation:
+        """Launch beside the newest run that serves, which goes on whatever becomes of this.
+
+        Raises `NotShared` if that cannot be done, and what `Plan.launch` raises.
+        """
+        before = self._generations.serving[0]
+        if not isinstance(before, Shares):
+            raise NotShared("this core cannot share its listeners")
+        if not await before.answers(LAST_TRY):
+            raise NotShared("the core does not answer")
+        if obstacles := await before.obstacles(plan):
+            raise NotShared("; ".join(obstacles))
+        if reason := await self._room.make(before):
+            raise NotShared(reason)
+        await before.join()
+        return await self._overlap(plan, target, deadline)
 
     async def end_all(self) -> None:
         """End every run; those that an operation was about to end when it was aborted, too."""
         await together(map(self.end, self._generations.counting))
-
-    async def _obstacles(self, before: Generation, plan: Plan) -> list[str]:
-        if not isinstance(before, Shares):
-            return ["this core cannot share its listeners"]
-        if not await before.answers(LAST_TRY):
-            return ["the core does not answer"]
-        found = [*await before.obstacles(plan)]
-        if not found and (reason := await self._room.make(before)):
-            found.append(reason)
-        return found
 
     async def _restart(self, plan: Plan, target: Target, deadline: float, least: float) -> Generation:
         """End every run without losing a byte, then launch; meanwhile nobody is served."""

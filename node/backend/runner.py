@@ -51,10 +51,13 @@ class Runner:
         generations: Generations,
         read: Callable[[Generation], Awaitable[bool]],
         limits: Limits = DRAIN,
+        upgrade: bool = False,
     ) -> None:
+        """With `upgrade` an equal Start brings in a core whose files are others on disk by now."""
         self._reactor = reactor
         self._ring = ring
         self._generations = generations
+        self._upgrade = upgrade
         self._control = Control()
         self.status = Status(ring)
         self.desired = Desired(reactor, record)
@@ -68,6 +71,8 @@ class Runner:
         self.users = Members(self.status, self._control, self.desired, generations, self._settling)
         self._resuming = Backoff(reactor)
         self._grace: IDelayedCall | None = None
+        # The run that a Stop left for the Start that follows it.
+        self._waiting: Generation | None = None
         self._closed = False
 
     async def start(self, driver: Driver, request: Backend) -> None:
@@ -152,9 +157,10 @@ class Runner:
 
     def _serves(self, fingerprint: Fingerprint) -> Generation | None:
         """The run that means the same: the current one, or one that waits for a Start after a Stop."""
-        waiting = self._generations.draining if self.status.stopped else ()
-        run = next(reversed(waiting), self._generations.current)
-        return run if self._means(fingerprint) and run is not None and run.alive else None
+        run = self._waiting if self.status.stopped else self._generations.current
+        if run is None or not run.alive or (self._upgrade and run.outdated):
+            return None
+        return run if self._means(fingerprint) else None
 
     def _means(self, fingerprint: Fingerprint) -> bool:
         return self.desired.accepted is not None and self.desired.accepted.fingerprint == fingerprint
@@ -249,8 +255,8 @@ class Runner:
 
     async def _stop(self, grace: float, settled: Settled) -> None:
         self._cancel_grace()
-        serves = self._generations.current or self._generations.draining
-        if grace and serves and self.desired.accepted is not None:
+        self._waiting = self._generations.current or self._waiting
+        if grace and self._waiting in self._generations.serving and self.desired.accepted is not None:
             self._generations.retire()
             self._grace = self._reactor.callLater(grace, self._grace_over)
             # Whom nobody took out yet because a Start or another run was to end this one.
@@ -274,6 +280,7 @@ class Runner:
         self._grace = None
 
     async def _end(self, settled: Settled) -> None:
+        self._waiting = None
         self.desired.clear()
         settled()
         await self._supervisor.end_all()

@@ -99,6 +99,10 @@ class Settling:
         for keeper in tuple(self._keepers):
             await keeper.idle()
 
+    def forget(self) -> None:
+        """No run is left, and none comes by itself: what is known of many users takes much memory."""
+        self._keepers, self._leaving = [], []
+
     @property
     def _draining(self) -> list[Keeper]:
         return [keeper for keeper in self._keepers if keeper.drains]

@@ -50,7 +50,7 @@ class Supervisor:
         self._replacement = replacement
         self._drain = drain
         self._backoff = Backoff(reactor)
-        self._renewal = Renewal(status, desired, generations, replacement, self._again)
+        self._renewal = Renewal(reactor, status, desired, generations, replacement, self._again)
         self.settling = Settling(status, desired, generations, self._keeper)
         self._watch = Watch(reactor, self._hung, self.settling.repair)
         self._probation = Probation(reactor, generations, self._hung)
@@ -90,6 +90,7 @@ class Supervisor:
         self._drain.stop()
         await self.settling.idle()
         await self._replacement.end_all()
+        self.settling.forget()
 
     def forgive(self) -> None:
         """A controller wants another backend: no try of this one is to come, and its first crash is the first."""

@@ -78,6 +78,10 @@ class Generation(Protocol):
         """What an operator should know about this run now: files that changed since it began, for instance."""
 
     @property
+    def outdated(self) -> bool:
+        """Whether its executable, or a file that it read when it started, is another one on disk by now."""
+
+    @property
     def uncounted(self) -> frozenset[Scope]:
         """What this run cannot count; asked for, it is unsupported."""
 
@@ -135,6 +139,15 @@ class CountsOnline(Protocol):
 
     async def online_count(self, key: str) -> int:
         """How many addresses a user is connected from. Raises as `Generation.online`."""
+
+
+@runtime_checkable
+class Lingers(Protocol):
+    """A generation that may keep removed users out without forgetting their credentials."""
+
+    @property
+    def lingering(self) -> bool:
+        """Whether it knows a credential that is not valid any more: another run would not."""
 
 
 class NotShared(Exception):

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.internet import reactor as installed
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.internet.process import ProcessReader
 from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SynchronousTestCase, TestCase
@@ -263,6 +263,34 @@ class RunTests(TestCase):
         self.assertIn("within 0.3 s", caught.exception.text)
         while any(isinstance(reader, ProcessReader) for reader in reactor.getReaders()):
             await deferLater(reactor, 0.005)
+
+    async def test_one_that_nobody_waits_for_any_more(self) -> None:
+        """A command whose caller gives up is killed, and leaves nothing open."""
+        await self.run_it(python("print('the reactor has its own by now')"))
+        before, running = psutil.Process().num_fds(), psutil.Process().children()
+        work = ensureDeferred(self.run_it(python("import time; time.sleep(60)")))
+        self.assertGreater(len(psutil.Process().children()), len(running))
+        work.cancel()
+        with self.assertRaises(CancelledError):
+            await work
+        while psutil.Process().num_fds() != before or any(one not in running for one in psutil.Process().children()):
+            await deferLater(reactor, 0.005)
+
+    async def test_one_that_leaves_another_behind(self) -> None:
+        """A command that hangs is heard no more, although a process that it started has its outputs."""
+        await self.run_it(python("print('the reactor has its own by now')"))
+        before = psutil.Process().num_fds()
+        work = ensureDeferred(self.run_it(["/bin/sh", "-c", "sleep 60 & wait"], seconds=1))
+        left: list[psutil.Process] = []
+        while not left:
+            await deferLater(reactor, 0.005)
+            left = [one for one in psutil.Process().children(recursive=True) if one.name() == "sleep"]
+        self.addCleanup(left[0].kill)
+        with self.assertRaises(CoreFailed):
+            await work
+        while psutil.Process().num_fds() != before:
+            await deferLater(reactor, 0.005)
+        self.assertTrue(left[0].is_running())
 
     async def test_one_that_does_not_come_to_its_end(self) -> None:
         """Its output ends where it is too much, and of what it says the last lines are kept."""

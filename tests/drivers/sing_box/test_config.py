@@ -146,6 +146,16 @@ def test_each_keeps_its_own() -> None:
     assert max(len(Path(path).name) for path in found) < 256
 
 
+def test_a_machine_of_tailscales_keeps_its_own_unasked() -> None:
+    """The core has one directory for all that name none: they would be one machine."""
+    endpoints = [{"type": "tailscale", "tag": tag} for tag in ("a", "A")] + [{"type": "wireguard", "tag": "w"}]
+    found = [endpoint.get("state_directory") for endpoint in rendered(planned(endpoints=endpoints))["endpoints"]]
+    assert len(set(found)) == 3 and found[2] is None
+    named = [{**endpoint, "state_directory": "/etc"} for endpoint in endpoints[:2]]
+    again = [endpoint["state_directory"] for endpoint in rendered(planned(endpoints=named))["endpoints"]]
+    assert again == found[:2]
+
+
 def test_a_build_that_does_not_count_exactly_says_so() -> None:
     """As a warning."""
     assert "with_v2ray_api" in "".join(planned(counts=False).warnings)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, cycle, pairwise
@@ -15,14 +17,17 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.backend import desired as members
+from node.backend.control import Settled
+from node.backend.faults import in_background
 from node.backend.generations import Generations
 from node.backend.health import AUDIT, INTERVAL, PATIENCE
 from node.backend.renewal import WINDOW
 from node.backend.replace import LAST_TRY, PORT_RETRY
 from node.backend.runner import BACK_TIMEOUT, MAX_CONFIG, Runner
+from node.backend.state import State as Status
 from node.backend.supervisor import START_TIMEOUT
 from node.backend.wind_down import FAREWELL, REST
-from node.contract.accounts import Accounts
+from node.contract.accounts import Accounts, Change
 from node.contract.driver import Generation
 from node.errors import (
     Aborted,
@@ -432,6 +437,15 @@ class Stops(RunnerTests):
         self.assertEqual((self.readings, self.driver.running), (4, []))
         self.assertEqual(self.read, [[core]] * 4)
         self.assertEqual(self.generations.counting, ())
+
+    def test_nothing_is_kept(self) -> None:
+        """What it knew of many users is not kept in memory until the next Start."""
+        core = weakref.ref(self.started("a", ANN))
+        self.stopped()
+        for known in (self.driver.cores, self.read):
+            known.clear()
+        gc.collect()
+        self.assertIsNone(core())
 
     def test_counters_that_never_rest(self) -> None:
         """It is not read for ever."""
@@ -1492,6 +1506,18 @@ class Renewals(RunnerTests):
             self.successResultOf(deferred)
         self.assertEqual([core.plan.config for core in self.driver.cores], ["a", "b"])
 
+    def test_a_whole_set_meanwhile(self) -> None:
+        """It is brought into the run that is on its way, whatever that begins with."""
+        self.started("a", ANN)
+        self.driver.stopping.shut = True
+        sync = self.renewed(self.sync_user(BOB))
+        whole = self.sync_users(ANN, CY)
+        self.driver.stopping.open()
+        self.successResultOf(sync)
+        self.assertNoResult(whole)
+        self.successResultOf(self.renewed(whole))
+        self.assertEqual(set(self.accounts()), {"ann", "cy"})
+
     def test_a_refused_start_meanwhile(self) -> None:
         """A configuration that the core does not build is refused before anybody notices, now as well."""
         self.started("a", ANN)
@@ -1544,10 +1570,17 @@ class Step:
     pause: float
 
     def ask(self, runner: Runner, driver: MemoryDriver) -> Deferred[None]:
-        people = [person(name, name, "a") for name in sorted(self.users)]
+        # Said at another time it may be with another credential.
+        people = [person(name, f"{name}{self.grace}", "a") for name in sorted(self.users)]
         if self.kind == "crash":
-            for core in driver.running:
+            for core in driver.running[CRASHES[self.grace]]:
                 core.die()
+            return succeed(None)
+        if self.kind == "dear":
+            driver.dear = DEAR[self.grace]
+            return succeed(None)
+        if self.kind == "overlap":
+            in_background(overlap(runner, driver), "no other run came beside")
             return succeed(None)
         if self.kind == "start":
             return ensureDeferred(runner.start(driver, Backend(config=self.config, users=people)))
@@ -1563,7 +1596,7 @@ class Step:
             return None
         if self.kind == "start":
             return before if "bad" in self.config else (" ".join(self.config.split()), self.users)
-        if before is None or self.kind == "crash":
+        if before is None or self.kind in ("crash", "dear", "overlap"):
             return before
         if self.kind == "sync all":
             return before[0], self.users
@@ -1574,12 +1607,40 @@ State = tuple[str, frozenset[str]] | None
 MOMENTS = st.floats(0, 2)
 STEPS = st.builds(
     Step,
-    st.sampled_from(["start", "start", "stop", "sync all", "add", "remove", "crash"]),
+    st.sampled_from(["start", "start", "stop", "sync all", "add", "remove", "crash", "dear", "overlap"]),
     st.sampled_from(["a", "a  ", "a x", "a bad"]),
     st.sampled_from([0.0, 5.0, GRACE]),
     st.frozensets(st.sampled_from(["ann", "bob", "cy", "dan"])),
     MOMENTS,
 )
+
+
+# Of the cores that run: all, the first, the last.
+CRASHES = {0.0: slice(None), 5.0: slice(1), GRACE: slice(-1, None)}
+# Changes that take another run: none, all, those of users who come.
+DEAR: dict[float, Callable[[Change], bool]] = {
+    0.0: lambda _: False,
+    5.0: lambda _: True,
+    GRACE: lambda change: change.packed is not None,
+}
+
+
+async def overlap(runner: Runner, driver: MemoryDriver) -> None:
+    """Have another run of the same core take the place of the current one, which drains."""
+
+    async def work(settled: Settled) -> None:
+        if not (runner.status.running and runner._generations.current):
+            return
+        plan = cast(MemoryGeneration, runner._generations.current).plan
+        runner.status.enter(Status.STARTING)
+        settled()
+        await runner._settling.idle()
+        driver.cores.append(MemoryGeneration(driver.clock, plan, runner.desired.target, driver.stopping))
+        runner.status.enter(Status.RUNNING)
+        runner._supervisor._adopt(driver.cores[-1])
+        await runner._settling.settle_all()
+
+    await runner._control.run(work, core=True)
 
 
 def start(config: str = "a", *users: str) -> Step:
@@ -1619,8 +1680,8 @@ class ManyAtOnce(SynchronousTestCase):
         """Starts, stops, syncs and crashes at any time, however long each takes: the end is what was asked for last."""
         clock = cast(Any, Clock())
         driver = Slow(clock, times)
-        record = MemoryRecord()
-        runner = Runner(clock, LogRing(clock, 100), record, Generations(), nothing)
+        record, generations = MemoryRecord(), Generations()
+        runner = Runner(clock, LogRing(clock, 100), record, generations, nothing)
         expected: State = None
         for step in steps:
             step.ask(runner, driver).addErrback(lambda failure: failure.trap(NodeError))
@@ -1629,7 +1690,10 @@ class ManyAtOnce(SynchronousTestCase):
         clock.pump([1] * 300)
         self.assertEqual(runner.status.state, "running" if expected else "stopped")
         found = [(" ".join(core.plan.config.split()), frozenset(core.accounts["a"])) for core in driver.running]
-        self.assertEqual(found, [expected] if expected else [])
+        self.assertEqual(found[-1:], [expected] if expected else [])
+        self.assertEqual(set(driver.running), set(generations.serving))
+        for core in generations.draining:
+            self.assertLessEqual(core.accounts["a"].items(), runner.desired.target["a"].items())
         config = " ".join(Backend.FromString(record.request).config.split())
         self.assertEqual((config, frozenset(record.kept)), expected or ("", frozenset()))
         ensureDeferred(runner.close())
@@ -1642,6 +1706,10 @@ class Answer:
 
     good = late = False
     fault: BaseException | None = None
+
+    @property
+    def open(self) -> bool:
+        return not (self.good or self.late or self.fault)
 
     def success(self, _: object) -> None:
         self.good = not self.late
@@ -1664,6 +1732,12 @@ class Life:
             resumed = ensureDeferred(self.runner.resume(self.driver, request, lambda: None))
             resumed.addErrback(lambda failure: failure.trap(Aborted))
 
+    def recover(self) -> None:
+        """From now on nothing goes wrong."""
+        self.driver.faults, self.driver.unable, self.driver.unchecked = [], False, None
+        for core in self.driver.running:
+            core.silent = False
+
     def end(self) -> None:
         """Its cores end before it."""
         ensureDeferred(self.runner.close())
@@ -1679,6 +1753,9 @@ class Life:
         """What goes wrong, too: the next launch, or every call to the core for some seconds."""
         if step.kind == "fault":
             self.driver.faults.append(CoreFailed("no"))
+        elif step.kind == "unchecked":
+            self.driver.unchecked = CoreFailed("no") if step.users else InvalidConfig("no")
+            self.clock.callLater(STALLS[step.grace], setattr, self.driver, "unchecked", None)
         elif step.kind == "unable":
             self.driver.unable = not self.driver.unable
         elif step.kind == "stall":
@@ -1693,7 +1770,7 @@ class Life:
 WORDS = ("start", "stop", "sync all", "add", "remove")
 # Seconds: shorter than a call may take, longer than that, and so long that the core is ended.
 STALLS = {0.0: 3.0, 5.0: 8.0, GRACE: 30.0}
-TROUBLE = ("crash", "fault", "stall", "unable", "kill", "end")
+TROUBLE = ("crash", "fault", "stall", "unable", "kill", "end", "dear", "unchecked", "overlap")
 
 
 def steps_of(kinds: Sequence[str], pauses: Sequence[float]) -> st.SearchStrategy[Step]:
@@ -1713,6 +1790,7 @@ EVENTS = st.one_of(
     st.tuples(
         steps_of(["start"], [1.0]), steps_of(TROUBLE, [0.0]), steps_of(TROUBLE, [0.0, 0.125]), steps_of(WORDS, [0.0])
     ),
+    st.tuples(steps_of(["start"], [1.0]), steps_of(["dear"], [0.0]), *[steps_of(WORDS, [0.0, 0.375, 4.0])] * 3),
 )
 
 
@@ -1722,23 +1800,36 @@ class Truth(SynchronousTestCase):
     @example(
         [(replace(start(), pause=7.0), trouble("kill"), sync_all("ann")), (trouble("kill"),)], [0.0, 1.0, 0.0, 0.0]
     )
+    @example(
+        [(replace(start("a", "bob"), pause=1.0), trouble("dear"), replace(start(), pause=1.0), sync_all("ann"))],
+        [0.0, 0.0, 1.0, 0.0],
+    )
     @given(st.lists(EVENTS, max_size=12), st.lists(MOMENTS, min_size=4, max_size=20))
     def test_disk_memory_and_core(self, events: list[tuple[Step, ...]], times: list[float]) -> None:
         """Whatever goes wrong meanwhile, in the end they are equal, and what was answered with success is the case."""
         life, said = Life(times, MemoryRecord()), list[tuple[Step, Answer]]()
+        wrong: list[str] = []
         for step in chain.from_iterable(events):
             if step.kind in ("kill", "end"):
                 life = self.another(life, step.kind == "end", times, said)
             elif step.kind in WORDS:
                 answer = Answer()
-                life.act(step).addCallbacks(answer.success, answer.failure)
                 said.append((step, answer))
+                done = life.act(step).addCallbacks(answer.success, answer.failure)
+                done.addCallback(self.is_done, life, said, len(said) - 1, wrong)
             else:
                 life.act(step)
             life.clock.pump([0.125] * int(step.pause * 8) or [0.0])
-        life.driver.faults, life.driver.unable = [], False
-        life.clock.pump([0.5] * 400)
+        life.recover()
+        while any(answer.open for _, answer in said):
+            life.clock.advance(0.5)
+        life.clock.pump([0.5] * 40)
+        self.compare_removed(life)
+        life.clock.pump([0.5] * 360)
+        self.assertEqual(wrong, [])
         self.compare(life)
+        self.compare_removed(life)
+        self.say_again(life, refusing="dear" in [step.kind for step in chain.from_iterable(events)])
         unforeseen = [answer.fault for _, answer in said if not isinstance(answer.fault or NotInitialized(), NodeError)]
         self.assertEqual(unforeseen, [])
         for name in ("ann", "bob", "cy"):
@@ -1760,19 +1851,53 @@ class Truth(SynchronousTestCase):
             life.end()
         return Life(times, left)
 
+    def is_done(self, _: object, life: Life, said: list[tuple[Step, Answer]], place: int, wrong: list[str]) -> None:
+        """What is answered with success is the case at once, unless something else was said meanwhile."""
+        word, later = said[place], said[place + 1 :]
+        runs, status = life.runner._generations, life.runner.status
+        ends = status.state is Status.STARTING or (status.stopped and not life.runner._grace)
+        for name in () if ends or word[0].kind == "stop" else ("ann", "bob", "cy"):
+            if any(concerns(name, step) for step, _ in later):
+                continue
+            if last_word(name, [word]) is False:
+                wrong += [f"{name} is in" for run in runs.serving if run.alive and name in run.accounts["a"]]
+            elif last_word(name, [word]) and word[0].kind != "start" and runs.current and runs.current.alive:
+                wrong += [f"{name} is out"] if name not in runs.current.accounts["a"] else []
+
     def compare(self, life: Life) -> None:
         config = Backend.FromString(life.record.request).config
-        self.assertEqual([core.plan.config.split() for core in life.driver.running], [config.split()] if config else [])
+        cores = life.driver.running
+        self.assertEqual([core.plan.config.split() for core in cores], [config.split()] * (len(cores) or bool(config)))
         self.assertEqual(life.runner.status.state == "running", bool(config))
         self.assertEqual(life.runner.desired.roster.users, life.record.kept)
-        for core in life.driver.running:
-            self.assertEqual(core.accounts, life.runner.desired.roster.target)
+
+    def compare_removed(self, life: Life) -> None:
+        """No run that serves has somebody who was removed, without waiting for the next comparison."""
+        for run in life.runner._generations.serving:
+            self.assertLessEqual(run.accounts["a"].items(), life.runner.desired.target["a"].items())
+
+    def say_again(self, life: Life, refusing: bool) -> None:
+        """Users whom a new run refused are taken when they are said again; all others are in."""
+        self.assertEqual(life.driver.running[-1:], [*filter(None, [life.runner._generations.current])])
+        for core in () if refusing else life.driver.running[-1:]:
+            self.assertEqual(core.accounts, life.runner.desired.target)
+        if life.runner.status.running:
+            users = list(map(User.FromString, life.record.kept.values()))
+            said = ensureDeferred(life.runner.users.update(users))
+            life.clock.pump([0.5] * 40)
+            self.successResultOf(said)
+            self.assertEqual(life.driver.running[-1].accounts, life.runner.desired.target)
+
+
+def concerns(name: str, step: Step) -> bool:
+    """Whether something is said of the user."""
+    return step.kind in ("start", "stop", "sync all") or name in step.users
 
 
 def last_word(name: str, said: list[tuple[Step, Answer]]) -> bool | None:
     """Whether the user is in by what was said of him last; None where that was refused or not answered."""
     for step, answer in reversed(said):
-        if step.kind in ("start", "stop", "sync all") or name in step.users:
+        if concerns(name, step):
             return (name in step.users and step.kind not in ("stop", "remove")) if answer.good else None
     return None
 
