@@ -329,6 +329,22 @@ def test_users_of_an_old_core(node: NodeProcess, home: Place, echo: EchoServer) 
         assert not runs(node)
 
 
+def test_inbound_that_comes_back(node: NodeProcess, home: Place, echo: EchoServer) -> None:
+    """An inbound that is taken out and put in again serves new connections, while old cores have others."""
+    other = Place(home.kind, "other", ground=home.ground)
+    users = [member(ANNA, home, other)]
+    with control(node, "grpc") as controller:
+        controller.stop()
+        run(controller, [home, other], users)
+        with connection(home, ANNA, echo) as one, connection(other, ANNA, echo) as two:
+            for places in ([home], [home, other], [home], [home, other]):
+                run(controller, places, users)
+                for link in (one, two):
+                    transfer.small_echo(link, b"still here")
+            assert gets_in(other, ANNA, echo)
+            assert not controller.info().warnings
+
+
 def ended(link: socket.socket) -> bool:
     try:
         transfer.small_echo(link, b"still there")
