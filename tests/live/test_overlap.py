@@ -29,7 +29,20 @@ from scripts.staging.node import NodeProcess
 from scripts.staging.ports import free_port
 from scripts.staging.users import TestUser
 from scripts.staging.wait import until
-from tests.conftest import SOURCE, Place, connection, control, gets_in, member, run, settled, stays_out, talking, way
+from tests.conftest import (
+    SOURCE,
+    Place,
+    connection,
+    control,
+    gets_in,
+    member,
+    on,
+    run,
+    settled,
+    stays_out,
+    talking,
+    way,
+)
 from tests.harness.grounds import Ground
 from tests.live.test_core_faults import in_state
 
@@ -316,6 +329,22 @@ def test_users_of_an_old_core(node: NodeProcess, home: Place, echo: EchoServer) 
         assert not runs(node)
 
 
+def test_inbound_that_comes_back(node: NodeProcess, home: Place, echo: EchoServer) -> None:
+    """An inbound that is taken out and put in again serves new connections, while old cores have others."""
+    other = Place(home.kind, "other", ground=home.ground)
+    users = [member(ANNA, home, other)]
+    with control(node, "grpc") as controller:
+        controller.stop()
+        run(controller, [home, other], users)
+        with connection(home, ANNA, echo) as one, connection(other, ANNA, echo) as two:
+            for places in ([home], [home, other], [home], [home, other]):
+                run(controller, places, users)
+                for link in (one, two):
+                    transfer.small_echo(link, b"still here")
+            assert gets_in(other, ANNA, echo)
+            assert not controller.info().warnings
+
+
 def ended(link: socket.socket) -> bool:
     try:
         transfer.small_echo(link, b"still there")
@@ -325,24 +354,36 @@ def ended(link: socket.socket) -> bool:
 
 
 def test_limit_of_draining(tmp_path: Path, home: Place, echo: EchoServer) -> None:
-    """Old cores whose users never go are ended when their time is over, which is told; one that is stopped, too."""
+    """An old core whose users never go is ended when its time is over, which is told; nobody else notices."""
+    with drained(tmp_path, home, echo) as (node, _):
+        pass
+    assert any("ended with 1 connections" in line for line in node.lines), node.lines
+
+
+# How it is killed is the same for all cores, and takes its time.
+@on(lambda ground: ground.live)
+def test_old_core_that_hangs(tmp_path: Path, home: Place, echo: EchoServer) -> None:
+    """One that does not even hear that it is to end is killed, and nobody else notices."""
+    with drained(tmp_path, home, echo) as (_, old):
+        freeze(old)
+
+
+@contextmanager
+def drained(directory: Path, home: Place, echo: EchoServer) -> Iterator[tuple[NodeProcess, int]]:
+    """Inside, this core of the node drains with somebody's connection; after it, another user works until it goes."""
     users = [member(ANNA, home), member(BERT, home)]
-    with NodeProcess(tmp_path, DRAIN_TIMEOUT="2") as node, control(node, "grpc") as controller, ExitStack() as stack:
-        changes, links = Changes([home]), list[socket.socket]()
-        cores: list[int] = []
-        for _ in range(2):
+    with NodeProcess(directory, DRAIN_TIMEOUT="1") as node, control(node, "grpc") as controller:
+        changes = Changes([home])
+        changes.start(controller, users)
+        old = core(node)
+        with connection(home, ANNA, echo) as link:
             changes.next()
             changes.start(controller, users)
-            cores.append(newcomer(node, *cores))
-            links.append(stack.enter_context(connection(home, ANNA, echo)))
-        freeze(cores[0])
-        changes.next()
-        changes.start(controller, users)
-        with busy(home, BERT, echo) as activity:
-            only(node, newcomer(node, *cores))
-        assert not activity.failed
-        assert len([line for line in node.lines if "with 1 connections" in line]) == 2, node.lines
-        until(lambda: all(map(ended, links)), what="her connections end")
+            yield node, old
+            with busy(home, BERT, echo) as activity:
+                only(node, newcomer(node, old))
+            assert not activity.failed
+            until(lambda: ended(link), what="her connection ends")
 
 
 # What goes wrong
