@@ -86,10 +86,17 @@ class NodeProcess:
         return self._running.kill()
 
     def core_pids(self) -> list[int]:
-        """The node's descendants that run a core's executable by now."""
+        """The node's descendants that run a core's executable by now, the oldest first."""
         self._look()
         cores = {core.resolve() for core in (self.core, self.sing_box) if core}
-        return [pid for pid, process in self._seen.items() if _runs(process, cores)]
+        found = [process for process in self._seen.values() if _runs(process, cores)]
+        return [process.pid for process in sorted(found, key=lambda process: (process.create_time(), process.pid))]
+
+    def newest_core(self) -> int:
+        """The process of the core that came last; those before it drain. Raises `AssertionError` if there is none."""
+        pids = self.core_pids()
+        assert pids, "no core runs"
+        return pids[-1]
 
     def __enter__(self) -> Self:
         try:

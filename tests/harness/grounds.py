@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from drivers.xray.api import Api
 from node.state.directory import StateDirectory
 from protos import service_pb2
@@ -125,9 +127,10 @@ async def _asked(socket: Path, tag: str) -> set[str]:
 
 
 def _xray_users(state: Path, pid: int, tag: str) -> set[str]:
-    """The core itself tells."""
-    [socket] = StateDirectory(state).run_dir.glob("*.sock")
-    return asyncio.run(_asked(socket, tag))
+    """The core itself tells, over the one socket in the node's directory that is its own."""
+    sockets = set(map(str, StateDirectory(state).run_dir.glob("*.sock")))
+    [socket] = sockets & {each.laddr for each in psutil.Process(pid).net_connections("unix")}
+    return asyncio.run(_asked(Path(socket), tag))
 
 
 def _sing_box_users(state: Path, pid: int, tag: str) -> set[str]:

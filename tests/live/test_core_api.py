@@ -63,9 +63,8 @@ def home(all_kinds: Mapping[str, Kind]) -> Place:
 
 
 def core(node: NodeProcess) -> psutil.Process:
-    """The one core that the node runs."""
-    (pid,) = node.core_pids()
-    return psutil.Process(pid)
+    """The core that the node runs; those of earlier tests may drain."""
+    return psutil.Process(node.newest_core())
 
 
 def listening(node: NodeProcess) -> set[tuple[str, int]]:

@@ -84,6 +84,7 @@ def squatter(place: Place) -> Iterator[None]:
 
 def test_killed_core(node: NodeProcess, home: Place, echo: EchoServer, controller: Controller) -> None:
     """A core that dies comes back by itself, with its users; the logs tell how it ended."""
+    controller.stop()
     run(controller, [home], [member(ANNA, home)])
     with connection(home, ANNA, echo) as link:
         transfer.download(link, 1000)
@@ -131,12 +132,12 @@ def test_refused_config(fault: str, node: NodeProcess, home: Place, echo: EchoSe
     """A configuration that the core refuses is a bad request with its reason, and what runs is not touched by it."""
     config, reason = home.ground.refusals[fault]
     run(controller, [home], [member(ANNA, home)])
-    cores = node.core_pids()
+    core = node.newest_core()
     with connection(home, ANNA, echo) as link, talking(link):
         text = refused(lambda: controller.start(as_is(home.ground, config)), "400", "INVALID_ARGUMENT")
         assert reason in text
         assert controller.info().running
-        assert node.core_pids() == cores
+        assert node.newest_core() == core
         assert gets_in(home, ANNA, echo)
 
 
@@ -156,11 +157,10 @@ def test_refused_config_without_a_backend(
 def test_start_replaces(node: NodeProcess, home: Place, echo: EchoServer, controller: Controller) -> None:
     """A second Start with another configuration leaves one core, the new one, and nobody from before."""
     run(controller, [home], [member(ANNA, home)])
-    (first,) = node.core_pids()
+    first = node.newest_core()
     elsewhere, bert = Place(home.kind, "elsewhere", ground=home.ground), TestUser.new("bert@test")
     run(controller, [elsewhere], [member(bert, elsewhere)])
-    (second,) = node.core_pids()
-    assert second != first
+    assert node.newest_core() != first
     assert not accepts(home.port)
     assert gets_in(elsewhere, bert, echo)
     assert stays_out(elsewhere, ANNA, echo)
@@ -182,7 +182,7 @@ def test_keep_alive(node: NodeProcess, home: Place, controller: Controller) -> N
     run(controller, [home], keep_alive=1)
     over_time = time.monotonic() + 2
     until(lambda: controller.system_stats().mem_total and time.monotonic() > over_time, what="twice the time is over")
-    (core,) = node.core_pids()
+    core = node.newest_core()
     ends(core)
     info = controller.info()
     assert not info.running
@@ -196,7 +196,7 @@ def test_keep_alive(node: NodeProcess, home: Place, controller: Controller) -> N
 def test_any_request_keeps_alive(node: NodeProcess, home: Place, controller: Controller, request_: str) -> None:
     """So it does while somebody with the key asks for what does not exist, or asks gRPC's own services."""
     run(controller, [home], keep_alive=1)
-    (core,) = node.core_pids()
+    core = node.newest_core()
     over_time = time.monotonic() + 2
     with Rpc(node) as rpc:
         service = "grpc.health.v1.Health/Check" if request_ == "health" else "service.NodeService/Nothing"
@@ -216,7 +216,7 @@ def test_strangers_do_not_keep_alive(node: NodeProcess, home: Place, controller:
     """Calls without the node's key do not keep a backend alive."""
     stranger = RestController(node, key=str(uuid.uuid4()))
     run(controller, [home], keep_alive=1)
-    (core,) = node.core_pids()
+    core = node.newest_core()
 
     def gone() -> bool:
         refused(stranger.info, "401")
@@ -273,23 +273,23 @@ def test_long_configuration(node: NodeProcess, home: Place, controller: Controll
     request = home.ground.backend([home.inbound], [member(ANNA, home)])
     request.config += " " * 200_000
     assert controller.start(request).running
-    cores = node.core_pids()
+    core = node.newest_core()
     request.config += "\n"
     assert controller.start(request).running
     request.config += " " * MAX_CONFIG
     assert "longer than 8 MiB" in refused(lambda: controller.start(request), "400")
-    assert node.core_pids() == cores
+    assert node.newest_core() == core
 
 
 @over("rest")
 def test_one_node_a_directory(node: NodeProcess, tmp_path: Path, home: Place, controller: Controller) -> None:
     """A second node on the same STATE_DIR does not start and says why; the first and its core do not notice."""
     run(controller, [home])
-    cores = node.core_pids()
+    core = node.newest_core()
     second = NodeProcess(tmp_path, STATE_DIR=str(node.state))
     with pytest.raises(AssertionError, match="another node has STATE_DIR"), second:
         pass
-    assert node.core_pids() == cores
+    assert node.newest_core() == core
     assert controller.info().running
 
 

@@ -126,7 +126,7 @@ def in_memory(controller: Controller) -> set[str]:
 
 
 def in_core(node: NodeProcess, places: list[Place]) -> dict[str, set[str]]:
-    [pid] = node.core_pids()
+    pid = node.newest_core()
     return {place.tag: place.ground.users(node.state, pid, place.tag) for place in places}
 
 

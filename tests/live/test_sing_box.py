@@ -102,7 +102,7 @@ def test_a_removed_user_is_out(
     door = Door(next(way for way in ways(certificate, cover.port) if way.name == name))
     stays, goes = TestUser.new("stays"), TestUser.new("goes")
     box.controller.start(backend(door.inbounds, [door.user(stays), door.user(goes)]))
-    pids = box.node.core_pids()
+    core = box.node.newest_core()
     with client((door, stays), (door, goes)) as (first, second), ExitStack() as stack:
         mine = [stack.enter_context(transfer.connect(first, echo)) for _ in range(5)]
         his = [stack.enter_context(transfer.connect(second, echo, timeout=1)) for _ in range(20)]
@@ -114,11 +114,11 @@ def test_a_removed_user_is_out(
             assert not stays_in(second, echo)
         for link in mine:
             transfer.echo(link, b"still there")
-        assert box.node.core_pids() == pids, "no other core was needed"
+        assert box.node.newest_core() == core, "no other core was needed"
         with pytest.raises(ControllerError, match="goes"):
             box.controller.online("goes")
         box.controller.sync_user(door.user(goes))
-        assert box.node.core_pids() == pids, "he was in its configuration still"
+        assert box.node.newest_core() == core, "he was in its configuration still"
         assert gets_in(second, echo)
 
 
@@ -129,7 +129,7 @@ def test_out_by_one_way_alone(box: Box, certificate: certs.Certificate, cover: C
     direct = [{**door.outbounds(goes)[0], "server_port": door.inner_port}]
     direct[0].pop("detour")
     box.controller.start(backend(door.inbounds, [door.user(stays), door.user(goes)]))
-    pids = box.node.core_pids()
+    core = box.node.newest_core()
     ports = {free_port(): door.outbounds(stays), free_port(): direct, free_port(): door.outbounds(goes)}
     with SingBoxClient(ports), ExitStack() as stack:
         stay, inner, out = ports
@@ -146,7 +146,7 @@ def test_out_by_one_way_alone(box: Box, certificate: certs.Certificate, cover: C
         assert stays_in(inner, echo)
         box.controller.sync_user(door.user(goes))
         assert gets_in(out, echo)
-    assert box.node.core_pids() == pids
+    assert box.node.newest_core() == core
 
 
 def test_out_by_a_way_whose_users_nobody_sees(
@@ -178,10 +178,10 @@ def test_added_users_and_every_byte(box: Box, echo: EchoServer) -> None:
             with transfer.connect(port, echo) as link:
                 transfer.upload(link, UP)
                 transfer.download(link, DOWN)
-                pids = box.node.core_pids()
+                core = box.node.newest_core()
                 person = TestUser.new(f"person-{number}")
                 box.controller.sync_user(door.user(person))
-                assert len(box.node.core_pids()) == 1 and box.node.core_pids() != pids
+                assert box.node.newest_core() != core
             with client((door, person)) as (own,):
                 assert gets_in(own, echo)
     expected = {"uplink": echo.received - received, "downlink": echo.sent - sent}
@@ -205,11 +205,11 @@ def test_changes_are_collected(box: Box) -> None:
     door = Door(VLESS)
     box.controller.start(backend(door.inbounds))
     people = [TestUser.new(f"{number}@x") for number in range(30)]
-    seen: set[int] = set(box.node.core_pids())
+    seen = {box.node.newest_core()}
     with ThreadPoolExecutor(1) as pool:
         syncing = pool.submit(box.controller.sync_user, *map(door.user, people))
         while not syncing.done():
-            seen |= set(box.node.core_pids())
+            seen.add(box.node.newest_core())
         syncing.result()
     assert 2 <= len(seen) <= 4
 
@@ -256,7 +256,7 @@ def test_the_apis_are_out_of_reach(box: Box, echo: EchoServer) -> None:
     """A user gets at no port of the core's own, by whatever name of this machine; at others he does."""
     door, person, other = Door(VLESS), TestUser.new("nosy"), Door(shadowsocks_2022())
     box.controller.start(backend(door.inbounds + other.inbounds, [door.user(person)]))
-    (core,) = map(psutil.Process, box.node.core_pids())
+    core = psutil.Process(box.node.newest_core())
     listening = {each.laddr.port for each in core.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
     own = listening - {door.port, other.port}
     assert len(own) == (3 if box.build == "built" else 2)

@@ -45,7 +45,7 @@ def test_nobody_notices(box: Box, echo: EchoServer, way: Callable[[], Way]) -> N
     stays, elsewhere = TestUser.new("stays"), TestUser.new("elsewhere")
     old, new = TestUser.new("same"), TestUser.new("same")
     box.controller.start(backend(door.inbounds + other.inbounds, [door.user(stays), other.user(elsewhere)]))
-    pids = box.node.core_pids()
+    core = box.node.newest_core()
     with client((door, stays), (other, elsewhere), (door, old), (door, new)) as ports, ExitStack() as stack:
         for port in ports[:2]:
             stack.enter_context(talking(stack.enter_context(transfer.connect(port, echo))))
@@ -68,7 +68,7 @@ def test_nobody_notices(box: Box, echo: EchoServer, way: Callable[[], Way]) -> N
             box.controller.online("same")
         box.controller.sync_users([door.user(stays), other.user(elsewhere), door.user(old)])
         assert gets_in(ports[2], echo) and not gets_in(ports[3], echo)
-    assert box.node.core_pids() == pids
+    assert box.node.newest_core() == core
 
 
 def test_every_byte(box: Box, echo: EchoServer) -> None:
@@ -99,10 +99,10 @@ def test_every_byte(box: Box, echo: EchoServer) -> None:
         use(door, first)
         box.controller.sync_user(door.user(late))
         use(door, late)
-        pids = box.node.core_pids()
+        core = box.node.newest_core()
         # VLESS needs another core; Shadowsocks comes along.
         box.controller.sync_user(both(late, door, other))
-        assert box.node.core_pids() != pids
+        assert box.node.newest_core() != core
         use(door, late)
         use(other, late)
         box.controller.sync_user(door.user(third))
@@ -143,7 +143,7 @@ def test_others_of_this_machine_are_not_answered(box: Box) -> None:
     with box.controller.logs() as log:
         box.controller.start(backend(door.inbounds, log={"level": "trace"}))
         box.controller.sync_user(door.user(TestUser.new("a")))
-        (core,) = map(psutil.Process, box.node.core_pids())
+        core = psutil.Process(box.node.newest_core())
         ports = {each.laddr.port for each in core.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
         for port in ports - {door.port}:
             assert _status(port, "/server/v1/users") != 200 and _status(port, "//server/v1/users") != 200
@@ -174,6 +174,7 @@ def test_keys_are_in_no_file(box: Box) -> None:
 def test_a_core_that_comes_back_has_them(box: Box, echo: EchoServer) -> None:
     """Those who came meanwhile, too."""
     door, first, late = Door(shadowsocks_2022()), TestUser.new("first"), TestUser.new("late")
+    box.controller.stop()
     box.controller.start(backend(door.inbounds, [door.user(first)]))
     box.controller.sync_user(door.user(late))
     (pid,) = box.node.core_pids()
@@ -189,7 +190,7 @@ def test_another_spelling(box: Box, echo: EchoServer) -> None:
     person, stays = TestUser.new("Anna@X"), TestUser.new("stays")
     again = TestUser("anna@x", person.uuid, person.password)
     box.controller.start(backend(live.inbounds + other.inbounds, [both(person, live, other), other.user(stays)]))
-    pids = box.node.core_pids()
+    core = box.node.newest_core()
     with client((live, person), (other, person), (other, stays)) as ports, ExitStack() as stack:
         links = [stack.enter_context(transfer.connect(port, echo, timeout=1)) for port in ports]
         for link in links:
@@ -209,4 +210,4 @@ def test_another_spelling(box: Box, echo: EchoServer) -> None:
         assert not gets_in(ports[0], echo), "the core was told by the name that it knows"
         box.controller.sync_users([both(again, live, other), other.user(stays)])
         assert all(gets_in(port, echo) for port in ports)
-    assert box.node.core_pids() == pids
+    assert box.node.newest_core() == core

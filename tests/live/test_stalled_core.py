@@ -30,6 +30,13 @@ def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
     return Place(all_kinds["vless-raw"], "home", ground=ground)
 
 
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    """Without another run beside the one that stands still: what is done in the end, that one does."""
+    with NodeProcess(tmp_path_factory.mktemp("node"), DRAIN_GENERATIONS="0") as running:
+        yield running
+
+
 @contextmanager
 def stalled(node: NodeProcess) -> Iterator[int]:
     """The core does nothing inside the block."""
