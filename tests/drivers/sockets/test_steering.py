@@ -185,6 +185,20 @@ def test_who_has_not_joined_yet_gets_nobody(port: Port) -> None:
     assert {meet(port.address) for _ in range(100)} == {processes[2].name}
 
 
+@pytest.mark.parametrize("places", [(0, 1), (0, 1, 2, 1)])
+def test_another_ends_before_one_joins(port: Port, places: Sequence[int]) -> None:
+    """One that listens already is met by nobody until it joins, and finds its place, though an older one ends then."""
+    processes = [port.join() for _ in set(places)]
+    for place in places:
+        port.steering.steer(processes[place].pid)
+    new = port.start()
+    port.end(processes[0])
+    assert {meet(port.address) for _ in range(100)} == {processes[1].name}
+    port.steering.join(new.pid, port.ports)
+    port.steering.steer(new.pid)
+    assert {meet(port.address) for _ in range(100)} == {new.name}
+
+
 def test_nobody_hears_of_it_but_who_is_knocked_at(port: Port) -> None:
     """Joining is silent; a knock is one empty connection, of the one that is meant."""
     first = port.join()
