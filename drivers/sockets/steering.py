@@ -83,10 +83,12 @@ class Group:
     def steer(self, index: int) -> None:
         pick(self.listener, index)
         self.current = index
-        self.tidy()
 
     def leave(self, index: int) -> int:
-        """Tell clients that were connected to it and not accepted, by a reset. Returns how many."""
+        """Tell clients that were connected to it and not accepted, by a reset. Returns how many.
+
+        Its place is kept until the next one has joined: that may listen already, and the kernel would move it there.
+        """
         member = self.members[index]
         member.alive = False
         deafen(member.listener)
@@ -94,7 +96,7 @@ class Group:
         heirs = [place for place, other in enumerate(self.members) if other.alive]
         if index == self.current and heirs:
             self.steer(max(heirs, key=lambda place: self.members[place].order))
-        else:
+        if not heirs:
             self.tidy()
         return lost
 
