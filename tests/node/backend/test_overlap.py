@@ -15,7 +15,7 @@ from node.backend.probation import SECONDS as PROBATION
 from node.backend.renewal import CROWDED_WINDOW
 from node.backend.runner import Runner
 from node.contract.driver import Generation
-from node.errors import CoreFailed, InvalidConfig, UsersRefused
+from node.errors import CoreFailed, InvalidConfig, PortTaken, UsersRefused
 from node.logs import LogRing
 from protos.service_pb2 import Backend, User
 from tests.harness.memory import MemoryRecord, SharedGeneration, SharingDriver, person
@@ -140,6 +140,22 @@ class Starts(OverlapTests):
                 (self.generations.counting, self.names(old), self.state), ((old,), {"ann"}, ("running", ""))
             )
         self.assertEqual(self.record.kept.keys(), {"ann"})
+
+    def test_one_that_dies_when_it_has_come_up(self) -> None:
+        """That nobody can join it any more is no reason to restart the one that serves."""
+        old = self.started("a", ANN)
+        self.driver.stillborn = 1
+        self.failureResultOf(self.start("a x", ANN), CoreFailed)
+        self.assertEqual((old.alive, old.wound_down, self.current, self.state), (True, False, old, ("running", "")))
+
+    def test_a_port_that_is_taken_for_a_moment(self) -> None:
+        """The run that serves is held again before the next try."""
+        old = self.started("a", ANN)
+        self.driver.faults = [PortTaken("port 1 is taken")]
+        start = self.start("a x", ANN)
+        self.pass_time(1)
+        self.successResultOf(start)
+        self.assertEqual((old.alive, self.generations.draining), (True, (old,)))
 
     def test_one_that_does_not_accept(self) -> None:
         """It is ended, and was never given anybody."""
