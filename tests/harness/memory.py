@@ -162,7 +162,8 @@ class SharedGeneration(MemoryGeneration):
     def __init__(self, clock: Clock, plan: MemoryPlan, accounts: Mapping[str, Accounts], stopping: Gate) -> None:
         super().__init__(clock, plan, accounts, stopping)
         self.joined = False
-        self.connections = 1
+        # Or why they cannot be counted.
+        self.connections: int | CoreFailed = 1
         self.proof: Exception | None = None
 
     @property
@@ -191,6 +192,8 @@ class SharedGeneration(MemoryGeneration):
         self.driver.led = self
 
     async def connected(self) -> int:
+        if isinstance(self.connections, CoreFailed):
+            raise self.connections
         return self.connections
 
 
