@@ -7,17 +7,20 @@ from dataclasses import dataclass
 
 from twisted.internet.interfaces import IReactorTime
 
+from node.backend.faults import in_background
 from node.backend.generations import Generations
+from node.backend.probation import SECONDS as PROBATION
 from node.contract.driver import Generation, Shares
+from node.errors import NodeError
 from node.logs import Logger
 from node.machine.memory import available, resident
 from node.periodic import Periodic
 from node.waiting import together
 
-# Seconds between two looks, and how long a run stays at least: a client that was answered by it comes within this time,
-# also if a packet was lost (1 s, then 3 s: Linux' TCP_TIMEOUT_INIT).
+# Seconds between two looks, and how long a run stays at least: while there is a way back to it, and for a client that was
+# answered by it, who comes within 3 s also if a packet was lost (1 s, then 3 s: Linux' TCP_TIMEOUT_INIT).
 LOOK = 1.0
-SETTLED = 3.0
+SETTLED = max(3.0, PROBATION)
 # How much memory a run takes while it comes up, of that of the one before it, and what is left untouched.
 PEAK = 2.5
 SPARE = 64 * 1024**2
@@ -58,7 +61,7 @@ class Drain:
     @property
     def full(self) -> bool:
         """Whether the next one ends the oldest before its time."""
-        return len(self._since) >= self._limits.generations
+        return 0 < self._limits.generations <= len(self._since)
 
     def begin(self) -> None:
         """A run took the place of those that drain now."""
@@ -66,6 +69,10 @@ class Drain:
             self._looking.start()
         for run in self._generations.draining:
             self._since.setdefault(run, self._reactor.seconds())
+        self._forget()
+        # Only now: what did not come up has ended nobody's connections, and has not waited for an end.
+        for run in tuple(self._since)[: -self._limits.generations or None]:
+            in_background(self._end_early(run, "too many drain"), "a core that drains was not ended")
 
     def stop(self) -> None:
         """No run drains any more."""
@@ -73,12 +80,12 @@ class Drain:
         self._looking.stop()
 
     async def make(self, run: Generation) -> str:
-        """Satisfies `node.backend.replace.Room`: the oldest end before their time where there are too many."""
+        """Satisfies `node.backend.replace.Room`: the oldest end before their time where memory is short."""
         if not self._limits.generations:
             return "DRAIN_GENERATIONS is 0"
         self._forget()
-        while (others := [other for other in self._since if other is not run]) and (self.full or self._too_large(run)):
-            await self._end_early(others[0], "another one is to drain")
+        while (others := [other for other in self._since if other is not run]) and self._too_large(run):
+            await self._end_early(others[0], "another one needs its memory")
         return "there is not enough memory for two cores" if self._too_large(run) else ""
 
     def _too_large(self, run: Generation) -> bool:
@@ -87,7 +94,9 @@ class Drain:
 
     async def _look(self) -> None:
         self._forget()
-        await together(self._look_at(run, since) for run, since in tuple(self._since.items()))
+        # Where no run is the current one, the newest of these is given new connections until there is.
+        serving = self._generations.serving[:1]
+        await together(self._look_at(run, since) for run, since in tuple(self._since.items()) if run not in serving)
 
     async def _look_at(self, run: Generation, since: float) -> None:
         age = self._reactor.seconds() - since
@@ -97,7 +106,12 @@ class Drain:
             await self._over(run)
 
     async def _end_early(self, run: Generation, reason: str) -> None:
-        count = await run.connected() if isinstance(run, Shares) else 0
+        # Meanwhile nobody else is to begin with it.
+        self._since.pop(run, None)
+        try:
+            count = str(await run.connected()) if isinstance(run, Shares) else "its"
+        except NodeError as error:
+            count = f"an unknown number ({error.text}) of"
         self.log.info("a core that drains is ended with {count} connections: {reason}", count=count, reason=reason)
         await self._over(run)
 

@@ -80,7 +80,7 @@ class Renewal:
         assert self._desired.accepted is not None
         plan, users = self._desired.accepted.plan, run.accounts
         try:
-            return await self._replacement.beside(plan, lambda: self._still(users), self._clock.seconds() + SECONDS)
+            return await self._replacement.beside(plan, lambda: self._still(users), 0.0, SECONDS)
         except (NodeError, NotShared) as error:
             self.log.info("removed users are kept out without another run: {reason}", reason=str(error))
             return run

@@ -12,7 +12,7 @@ from node.backend.generations import Generations
 from node.backend.wind_down import WindDown
 from node.contract.accounts import Accounts
 from node.contract.driver import Generation, NotShared, Plan, Shares
-from node.errors import PortTaken
+from node.errors import CoreFailed, PortTaken
 from node.logs import Logger
 from node.waiting import together
 
@@ -64,13 +64,13 @@ class Replacement:
         self.obstacles = []
         if self._generations.serving:
             try:
-                return await self.beside(plan, target, max(deadline, self._reactor.seconds() + least))
+                return await self.beside(plan, target, deadline, least)
             except NotShared as error:
                 self.obstacles = [str(error)]
                 self.log.warn("connections end with the core, which is restarted: {obstacle}", obstacle=str(error))
         return await self._restart(plan, target, deadline, least)
 
-    async def beside(self, plan: Plan, target: Target, deadline: float) -> Generation:
+    async def beside(self, plan: Plan, target: Target, deadline: float, least: float) -> Generation:
         """Launch beside the newest run that serves, which goes on whatever becomes of this.
 
         Raises `NotShared` if that cannot be done, and what `Plan.launch` raises.
@@ -84,8 +84,8 @@ class Replacement:
             raise NotShared("; ".join(obstacles))
         if reason := await self._room.make(before):
             raise NotShared(reason)
-        await before.join()
-        return await self._overlap(plan, target, deadline)
+        # What it took to make room is not taken from the time to come up.
+        return await self._overlap(before, plan, target, max(deadline, self._reactor.seconds() + least))
 
     async def end_all(self) -> None:
         """End every run; those that an operation was about to end when it was aborted, too."""
@@ -96,28 +96,45 @@ class Replacement:
         await self.end_all()
         return await self._launch(plan, target, max(deadline, self._reactor.seconds() + least))
 
-    async def _overlap(self, plan: Plan, target: Target, deadline: float) -> Generation:
+    async def _overlap(self, before: Shares, plan: Plan, target: Target, deadline: float) -> Generation:
         """Launch beside the run that serves, and lead new connections to the new one when it has shown that it serves.
 
         Connections that are there stay where they are. Raises `CoreFailed` if the new one does not serve, and
         `NotShared`. No new run is left then.
         """
-        run = await self._launch(plan, target, deadline)
+        run = await self._launch(plan, target, deadline, before)
         try:
-            assert isinstance(run, Shares)
-            await run.join()
-            await run.prove(PROOF)
-            await run.lead()
+            await _take_over(run)
         except BaseException:
             await run.stop()
             raise
         return run
 
-    async def _launch(self, plan: Plan, target: Target, deadline: float) -> Generation:
+    async def _launch(
+        self, plan: Plan, target: Target, deadline: float, before: Shares | None = None
+    ) -> Generation:
         while True:
+            if before is not None:
+                # Before each try: of one that failed nobody keeps the kernel from giving connections to the next.
+                await before.join()
             try:
                 return await plan.launch(target(), round(deadline - self._reactor.seconds(), 1))
             except PortTaken:
                 if self._reactor.seconds() + PORT_RETRY + LAST_TRY > deadline:
                     raise
                 await deferLater(self._reactor, PORT_RETRY)
+
+
+async def _take_over(run: Generation) -> None:
+    assert isinstance(run, Shares)
+    try:
+        await run.join()
+        await run.prove(PROOF)
+        await run.lead()
+    except NotShared as error:
+        # One that has ended cannot be joined by anybody: that is no reason to end the one that serves.
+        if await run.answers(LAST_TRY):
+            raise
+        raise CoreFailed(f"the core came up and does not answer any more: {error}") from error
+    if not run.alive:
+        raise CoreFailed("the core came up and ended at once")

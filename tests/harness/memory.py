@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock, deferLater
@@ -161,7 +162,8 @@ class SharedGeneration(MemoryGeneration):
     def __init__(self, clock: Clock, plan: MemoryPlan, accounts: Mapping[str, Accounts], stopping: Gate) -> None:
         super().__init__(clock, plan, accounts, stopping)
         self.joined = False
-        self.connections = 1
+        # Or why they cannot be counted.
+        self.connections: int | CoreFailed = 1
         self.proof: Exception | None = None
 
     @property
@@ -173,6 +175,8 @@ class SharedGeneration(MemoryGeneration):
         return self.driver.obstacles
 
     async def join(self) -> None:
+        if not self.alive:
+            raise NotShared("it has gone")
         if self.driver.unshared:
             raise NotShared(self.driver.unshared)
         self.joined = True
@@ -188,6 +192,8 @@ class SharedGeneration(MemoryGeneration):
         self.driver.led = self
 
     async def connected(self) -> int:
+        if isinstance(self.connections, CoreFailed):
+            raise self.connections
         return self.connections
 
 
@@ -316,9 +322,24 @@ class SharingDriver(MemoryDriver):
     def __init__(self, clock: Clock | None = None) -> None:
         super().__init__(clock)
         self.led: SharedGeneration | None = None
+        # How many of the next cores die when they have come up.
+        self.stillborn = 0
         self.obstacles: list[str] = []
         self.unshared = ""
         self.proving = Gate()
+
+    async def launch(self, plan: MemoryPlan, target: Mapping[str, Accounts], seconds: float) -> MemoryGeneration:
+        try:
+            core = await super().launch(plan, target, seconds)
+        except Exception:
+            # One that is alone then is not held any more.
+            for one in self.running[:1] if len(self.running) == 1 else ():
+                cast(SharedGeneration, one).joined = False
+            raise
+        if self.stillborn:
+            self.stillborn -= 1
+            core.die()
+        return core
 
     def require_room(self) -> None:
         assert all(isinstance(core, SharedGeneration) and core.joined for core in self.running), "a port is taken"

@@ -15,7 +15,7 @@ from node.backend.probation import SECONDS as PROBATION
 from node.backend.renewal import CROWDED_WINDOW
 from node.backend.runner import Runner
 from node.contract.driver import Generation
-from node.errors import CoreFailed, InvalidConfig, UsersRefused
+from node.errors import CoreFailed, InvalidConfig, PortTaken, UsersRefused
 from node.logs import LogRing
 from protos.service_pb2 import Backend, User
 from tests.harness.memory import MemoryRecord, SharedGeneration, SharingDriver, person
@@ -107,6 +107,47 @@ class Starts(OverlapTests):
         runs = [self.started("a" + " x" * number, ANN) for number in range(4)]
         self.assertEqual([run.alive for run in runs], [False, True, True, True])
 
+    def test_too_many_and_one_that_hangs(self) -> None:
+        """Nobody waits for its end, nor for that of any other."""
+        self.started("a", ANN)
+        self.started("a x", ANN)
+        self.driver.stopping.shut = True
+        self.started("a y", ANN)
+        newest = self.started("a z", ANN)
+        self.assertEqual((self.current, len(self.driver.running)), (newest, 4))
+
+    def test_too_many_with_one_that_does_not_come_up(self) -> None:
+        """Nobody's connections end for it."""
+        runs = [self.started("a" + " x" * number, ANN) for number in range(3)]
+        self.driver.faults = [CoreFailed("it fell")]
+        self.failureResultOf(self.start("a y", ANN), CoreFailed)
+        self.assertEqual([run.alive for run in runs], [True, True, True])
+
+    def test_connections_that_cannot_be_counted(self) -> None:
+        """The run is ended at the limit of time all the same."""
+        old = self.started("a", ANN)
+        self.started("a x", ANN)
+        old.connections = CoreFailed("they cannot be counted")
+        self.pass_time(62)
+        self.assertFalse(old.alive)
+        self.assertTrue(self.flushLoggedErrors(CoreFailed))
+
+    def test_one_that_is_given_connections(self) -> None:
+        """While nothing else is there to serve, the newest that drains is not ended."""
+        old = self.started("a", ANN)
+        new = self.started("a x", ANN)
+        old.connections = 0
+        self.pass_time(PROBATION - 1)
+        self.driver.launching.shut = True
+        start = self.start("a y", ANN)
+        new.die()
+        self.pass_time(10)
+        self.assertTrue(old.alive)
+        self.driver.launching.open()
+        self.successResultOf(start)
+        self.pass_time(10)
+        self.assertFalse(old.alive)
+
     def test_too_little_memory(self) -> None:
         """Those that drain are ended first; where that is not enough it is a restart, and a warning says why."""
         first = self.started("a", ANN)
@@ -140,6 +181,22 @@ class Starts(OverlapTests):
                 (self.generations.counting, self.names(old), self.state), ((old,), {"ann"}, ("running", ""))
             )
         self.assertEqual(self.record.kept.keys(), {"ann"})
+
+    def test_one_that_dies_when_it_has_come_up(self) -> None:
+        """That nobody can join it any more is no reason to restart the one that serves."""
+        old = self.started("a", ANN)
+        self.driver.stillborn = 1
+        self.failureResultOf(self.start("a x", ANN), CoreFailed)
+        self.assertEqual((old.alive, old.wound_down, self.current, self.state), (True, False, old, ("running", "")))
+
+    def test_a_port_that_is_taken_for_a_moment(self) -> None:
+        """The run that serves is held again before the next try."""
+        old = self.started("a", ANN)
+        self.driver.faults = [PortTaken("port 1 is taken")]
+        start = self.start("a x", ANN)
+        self.pass_time(1)
+        self.successResultOf(start)
+        self.assertEqual((old.alive, self.generations.draining), (True, (old,)))
 
     def test_one_that_does_not_accept(self) -> None:
         """It is ended, and was never given anybody."""
@@ -252,6 +309,16 @@ class WaysBack(OverlapTests):
         self.pass_time(4)
         self.assertEqual((new.killed, self.current, self.state[0]), (True, old, "running"))
 
+    def test_nobody_is_connected_to_the_one_before(self) -> None:
+        """It is there for as long as there is a way back."""
+        old = self.started("a", ANN)
+        new = self.started("a x", ANN)
+        old.connections = 0
+        self.pass_time(PROBATION - 0.25)
+        new.die()
+        self.pass_time(0)
+        self.assertEqual((self.current, self.state[0]), (old, "running"))
+
     def test_it_dies_later(self) -> None:
         """That is a crash."""
         self.started("a", ANN)
@@ -320,6 +387,13 @@ class Renewals(OverlapTests):
         self.assertNoResult(late)
         self.successResultOf(self.settled(late, 2))
         self.assertEqual((len(self.generations.draining), self.names(self.current)), (2, {"ann", "bob", "cy"}))
+
+    def test_where_nothing_may_drain(self) -> None:
+        """Users come in by a restart, and nobody waits for more of them."""
+        self.runner._supervisor._drain._limits = Limits(generations=0)
+        self.started("a", ANN)
+        self.successResultOf(self.settled(self.sync(ANN, BOB)))
+        self.assertIn("DRAIN_GENERATIONS is 0", "".join(self.runner.warnings))
 
     def test_one_that_dies_at_once(self) -> None:
         """The one before it serves again; the users who came with it come by the next audit."""
