@@ -44,6 +44,11 @@ _BACKEND = (
     Setting("STOP_GRACE", "seconds a core lives on after a Stop with x-api-key, for the Start that follows it", "30"),
     Setting("DRAIN_TIMEOUT", "seconds that connections may stay with a core whose place another one took", "600"),
     Setting("DRAIN_GENERATIONS", "how many such cores there may be at once; 0: a change restarts the core", "4"),
+    Setting(
+        "UPGRADE_ON_START",
+        "on: a Start brings in a core or geo files that changed on disk, also if its configuration is the same",
+        "off",
+    ),
     Setting("KEEP_ALIVE_ACTION", "stop or keep: what becomes of a backend when its keep-alive is over", "stop"),
     Setting("RESUME", "on: the node starts the backend that ran when it ended, and its users, by itself", "on"),
     Setting(
@@ -71,6 +76,7 @@ class Settings:
     stop_grace: int
     drain_timeout: float
     drain_generations: int
+    upgrade: bool
     outlive: bool
     resume: bool
     traffic_interval: float
@@ -132,6 +138,7 @@ class _Check:
             stop_grace=self._number("STOP_GRACE", 0, 3600),
             drain_timeout=self._seconds("DRAIN_TIMEOUT", 1, 86_400),
             drain_generations=self._number("DRAIN_GENERATIONS", 0, 100),
+            upgrade=self._word("UPGRADE_ON_START", "on", "off") == "on",
             outlive=self._word("KEEP_ALIVE_ACTION", "stop", "keep") == "keep",
             resume=self._word("RESUME", "on", "off") == "on",
             traffic_interval=self._seconds("TRAFFIC_INTERVAL", 0.1, 3600),

@@ -123,7 +123,14 @@ class NodeService(Service):
         self._drivers = {kind: make(host) for kind, make in REGISTRY.items()}
         self._store = Store(reactor, self._state.database)
         drain = Limits(settings.drain_timeout, settings.drain_generations)
-        policy = Policy(settings.stop_grace, settings.outlive, settings.resume, settings.traffic_interval, drain)
+        policy = Policy(
+            settings.stop_grace,
+            settings.outlive,
+            settings.resume,
+            settings.traffic_interval,
+            drain,
+            settings.upgrade,
+        )
         self._systemd = Systemd(Notifier.from_environment(settings.notify), reactor)
         others = (self._watch, self._systemd)
         self._backend = Backend(reactor, self._ring, self._drivers, self._system, self._store, policy, others)

@@ -12,7 +12,8 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from protos.service_pb2 import Backend, UserStat
 from scripts.staging import protocols, sing_box, transfer, transports
 from scripts.staging.backend import backend, user
 from scripts.staging.controller import ControllerError, RestController, RpcController
-from scripts.staging.core import ENVIRONMENT, client_config
+from scripts.staging.core import ENVIRONMENT, Json, client_config
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import Kind
 from scripts.staging.ports import free_port
@@ -39,6 +40,8 @@ from scripts.staging.users import TestUser
 from scripts.staging.wait import accepts, until
 
 SIZE = 8 * 1024 * 1024
+# Bytes between two looks at whether the other configuration is in force.
+PIECE = 256 * 1024
 # Where the user comes from: Xray never lists 127.0.0.1 as online.
 SOURCE = "127.0.0.2"
 LOG_LINES = 4
@@ -61,25 +64,29 @@ def say(label: str, text: str) -> None:
 
 @dataclass(frozen=True)
 class Shown:
-    """A core, and one user of VLESS on it: the backend, and the client that leads from a SOCKS port to it."""
+    """A core, and one user of VLESS on it: the backend, and the client that leads from a SOCKS port to it.
+
+    `more` is what the configuration has besides when it is changed.
+    """
 
     core: Core
-    backend: Callable[[int, TestUser], Backend]
+    backend: Callable[..., Backend]
     client: Callable[[int, int, TestUser], bytes]
     arguments: Sequence[str]
+    more: Mapping[str, Json]
 
 
-def _on_xray(port: int, person: TestUser) -> Backend:
-    return backend([VLESS.inbound(port, "demo")], [user(person, {"demo": VLESS})], KEEP_ALIVE)
+def _on_xray(port: int, person: TestUser, **more: Json) -> Backend:
+    return backend([VLESS.inbound(port, "demo")], [user(person, {"demo": VLESS})], KEEP_ALIVE, (), **more)
 
 
 def _by_xray(socks: int, port: int, person: TestUser) -> bytes:
     return json.dumps(client_config({socks: VLESS.outbound(port, person, source=SOURCE)})).encode()
 
 
-def _on_sing_box(port: int, person: TestUser) -> Backend:
+def _on_sing_box(port: int, person: TestUser, **more: Json) -> Backend:
     door = sing_box.Door(sing_box.VLESS, port)
-    request = sing_box.backend(door.inbounds, [door.user(person)])
+    request = sing_box.backend(door.inbounds, [door.user(person)], (), **more)
     request.keep_alive = KEEP_ALIVE
     return request
 
@@ -89,9 +96,12 @@ def _by_sing_box(socks: int, port: int, person: TestUser) -> bytes:
     return sing_box.client_config({socks: [{**outbound, "inet4_bind_address": SOURCE}]})
 
 
+BLOCKED = "blocked.test"
+XRAY_RULE = {"rules": [{"type": "field", "domain": [f"domain:{BLOCKED}"], "outboundTag": "block"}]}
+SING_BOX_RULE = {"rules": [{"domain_suffix": [BLOCKED], "action": "reject"}]}
 SHOWN = {
-    "xray": Shown(XRAY, _on_xray, _by_xray, ("run", "-c", "stdin:")),
-    "sing-box": Shown(SING_BOX, _on_sing_box, _by_sing_box, ("run", "-c", "stdin")),
+    "xray": Shown(XRAY, _on_xray, _by_xray, ("run", "-c", "stdin:"), {"routing": XRAY_RULE}),
+    "sing-box": Shown(SING_BOX, _on_sing_box, _by_sing_box, ("run", "-c", "stdin"), {"route": SING_BOX_RULE}),
 }
 
 
@@ -149,6 +159,7 @@ def demonstrate(settings: Settings, shown: Shown) -> bool:
             return False
         with _backend(rpc, shown.backend(port, person), port):
             with EchoServer() as destination, _client(settings, shown, port, person) as socks:
+                _change(rpc, socks, destination, shown.backend(port, person, **shown.more))
                 _send(rpc, socks, destination, person)
             _tell_counted(rpc, person)
             _tell_log(node)
@@ -180,6 +191,27 @@ def _client(settings: Settings, shown: Shown, port: int, person: TestUser) -> It
     with Child(command, ENVIRONMENT, stdin=shown.client(socks, port, person)) as client:
         client.ready(lambda: accepts(socks), 10, f"the client's {core.title} listens")
         yield socks
+
+
+def _change(rpc: RpcController, socks: int, destination: EchoServer, request: Backend) -> None:
+    """Another configuration comes in while the user downloads, and that goes on to its end."""
+    size = 0
+    with transfer.connect(socks, destination) as link, ThreadPoolExecutor(1) as pool:
+        change = pool.submit(rpc.start, request)
+        try:
+            while not change.done():
+                transfer.download(link, PIECE)
+                size += PIECE
+            transfer.download(link, PIECE)
+        except OSError:
+            change.result()
+            warnings = rpc.info().warnings
+            if not warnings:
+                raise
+            say("changed", f"the configuration, and the download ended: {'; '.join(warnings)}")
+            return
+        change.result()
+    say("changed", f"the configuration, under a download of {size + PIECE:,} bytes, all of which arrived")
 
 
 def _send(rpc: RpcController, socks: int, destination: EchoServer, person: TestUser) -> None:

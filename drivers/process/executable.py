@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,9 @@ ENVIRONMENT = {
     # Else listeners are MPTCP, and cannot be handed over to a next generation.
     "GODEBUG": "multipathtcp=0",
 }
+
+# What operators are told of each file that is another one by now.
+CHANGED = "{} changed on disk; it is used when the core starts next"
 
 
 def executable_setting(core: Core) -> Setting:
@@ -53,6 +56,25 @@ class Executable:
         with ExitStack() as files:
             descriptors = {number: opened(content, files) for number, content in contents.items()}
             self.spawner.spawn(core, [str(self.path), *arguments], descriptors)
+
+
+class Files:
+    """Files as they are now, to be looked at again."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._marks = {path: _mark(path) for path in sorted(paths)}
+
+    def changed(self) -> list[Path]:
+        """Those that were replaced, written or removed since."""
+        return [path for path, mark in self._marks.items() if _mark(path) != mark]
+
+
+def _mark(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 @dataclass

@@ -72,7 +72,8 @@ class SharedRun(Run[A]):
     async def join(self) -> None:
         if not self.alive:
             raise NotShared("the core has ended")
-        await self._sharing.join(self._number, self._listening.ports)
+        datagrams = [range(port, port + 1) for port in self._listening.datagrams]
+        await self._sharing.join(self._number, self._listening.ports, datagrams)
 
     async def prove(self, seconds: float) -> None:
         await self._sharing.prove(self._number, seconds)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from drivers.json_text import parse
+from drivers.sing_box import listening
 from drivers.sing_box.accounts import BUILDERS, Inbound, inbound_of, label, login_of, name_of, nobody, quoted_name
 from node.contract.accounts import Account, Accounts
 from node.contract.counters import DIRECTIONS, Scope, counter_name
@@ -43,8 +44,6 @@ _COUNTED = [
 _LEADING = ("shadowtls", "vmess")
 # Types that listen on UDP alone.
 _QUIC = ("hysteria", "hysteria2", "tuic")
-# What of an inbound says on which socket it listens.
-_LISTENING = ("listen", "bind_interface", "netns", "routing_mark")
 # What has a tag, or the core's number for one.
 _TAGGED = ("inbounds", "outbounds", "endpoints")
 # Keys that name a file to be written or a program to be run, anywhere, …
@@ -107,23 +106,15 @@ class Plan:
 
     @property
     def listens(self) -> Mapping[int, Sequence[Json]]:
-        """By port how inbounds listen there."""
-        found: dict[int, list[Json]] = {}
-        for inbound in self.tree.get("inbounds", []):
-            if inbound.get("listen_port"):
-                found.setdefault(inbound["listen_port"], []).append({key: inbound.get(key) for key in _LISTENING})
-        return {port: sorted(some, key=json.dumps) for port, some in found.items()}
+        return listening.listens(self.tree)
 
     @property
     def datagrams(self) -> frozenset[int]:
-        """The ports where datagrams stand for themselves, if any come."""
-        inbounds = self.tree.get("inbounds", [])
-        return frozenset(inbound.get("listen_port", 0) for inbound in inbounds if inbound["type"] == LIVE)
+        return listening.datagrams(self.tree, LIVE)
 
     @property
     def exclusive(self) -> Sequence[str]:
-        """What of it only one process at a time can have, in words."""
-        return list(_exclusive(self.tree))
+        return list(listening.exclusive(self.tree, _DIRECTORIES))
 
     @property
     def fronts(self) -> Mapping[str, Mapping[str, int]]:
@@ -328,27 +319,6 @@ def _part(tree: Json, kept: Path) -> None:
             for key in handler.keys() & _DIRECTORIES | unasked:
                 name = hashlib.sha256(f"{kind} {handler['tag']}".encode("utf-8", "surrogatepass")).hexdigest()[:16]
                 handler[key] = str(kept / name)
-
-
-def _exclusive(tree: Mapping[str, Any]) -> Iterator[str]:
-    """Network interfaces, keys of peers, ports of services, and directories that a core keeps things in."""
-    for endpoint in tree.get("endpoints", []):
-        yield f"the endpoint {endpoint['tag']!r} can be in one process at a time"
-    for inbound in tree.get("inbounds", []):
-        if inbound["type"] == "tun":
-            yield f"the network interface of {inbound['tag']!r} can be in one process at a time"
-    for service in tree.get("services", []):
-        if "listen_port" in service:
-            yield f"the service {service.get('type')} listens on a port that one process at a time can have"
-    if _keeps({kind: some for kind, some in tree.items() if kind != "endpoints"}):
-        yield "certificates by ACME, or what else the core keeps on disk, one process at a time can have"
-
-
-def _keeps(value: Any) -> bool:
-    """Whether something in it has a directory of its own."""
-    if isinstance(value, dict):
-        return not value.keys().isdisjoint(_DIRECTORIES) or any(map(_keeps, value.values()))
-    return isinstance(value, list) and any(map(_keeps, value))
 
 
 def _take_over_paths(value: Any, directory: Path) -> Iterator[str]:

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from drivers import json_text
 from drivers.process import readiness as starting
 from drivers.process.orphans import sweep
+from drivers.process.planned import Core
 from drivers.sing_box import config
 from drivers.sing_box.executable import SETTINGS, counts, installation
 from drivers.sing_box.plan import SingBoxPlan
 from drivers.sing_box.verdict import look
-from drivers.sockets.sharing import Sharing
 from node.contract.driver import Host
 
 
-class SingBox:
+class SingBox(Core):
     """Satisfies `node.contract.driver.Driver`."""
 
     settings = SETTINGS
     name = "sing-box"
 
     def __init__(self, host: Host) -> None:
-        self._host = host
-        self._installation = installation(host)
-        self._sharing = Sharing(host.reactor)
-
-    def fingerprint(self, config_text: str) -> str:
-        return json_text.fingerprint(config_text)
-
-    async def version(self) -> str:
-        return (await self._installation.current()).version
+        super().__init__(host, installation(host))
 
     async def prepare(self, config_text: str, exclude: frozenset[str]) -> SingBoxPlan:
         core, directory = await self._installation.current(), self._host.directory

@@ -11,6 +11,7 @@ from twisted.internet.threads import deferToThreadPool
 
 from drivers.channel import COUNTERS, FIGURES, ONLINE, USERS, ApiFailed, asking
 from drivers.process.child import CoreProcess
+from drivers.process.executable import CHANGED, Files
 from drivers.process.shared import SharedRun
 from drivers.sing_box.accounts import alike, label, login_of, name_of, stranger, unlabelled
 from drivers.sing_box.api import Api
@@ -47,9 +48,11 @@ class SingBoxGeneration(SharedRun[Api]):
         api: Api,
         endpoint: Endpoint,
         users: Mapping[str, Accounts],
+        files: Files,
     ) -> None:
         super().__init__(host, process, api, sharing=sharing, listening=plan)
         self.plan = plan
+        self._files = files
         self._live = LiveUsers(host.reactor, endpoint, plan.live) if plan.live else None
         self._live_tags, self._unseen = frozenset(plan.live), plan.unseen
         # Whether v2ray_api counts who is in its configuration, and the labels of live users whom it does not know.
@@ -68,7 +71,15 @@ class SingBoxGeneration(SharedRun[Api]):
         process.when_exited().addCallback(self._ended)
 
     @property
+    def outdated(self) -> bool:
+        return bool(self._files.changed())
+
+    @property
     def warnings(self) -> Sequence[str]:
+        return [*self._lost, *(CHANGED.format(path) for path in self._files.changed())]
+
+    @property
+    def _lost(self) -> list[str]:
         return [LACKING.format(self._lacking)] if self._lacking else []
 
     async def counters(self) -> Reading:
@@ -252,7 +263,7 @@ class SingBoxGeneration(SharedRun[Api]):
             self.log.warn("the core goes on serving: {fault}", fault=error)
 
     def _ended(self, _: Exit) -> None:
-        for warning in self.warnings:
+        for warning in self._lost:
             self.log.warn("{warning}", warning=warning)
         ensureDeferred(self._close()).addErrback(
             lambda failure: self.log.failure("connections to a core that is gone were not closed", failure)

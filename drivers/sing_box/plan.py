@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from drivers.process import readiness as starting
 from drivers.process.child import CoreProcess
-from drivers.process.executable import Executable, Installation
+from drivers.process.executable import Executable, Files
+from drivers.process.planned import Planned
 from drivers.process.ports import free_ports
 from drivers.process.shared import watch
 from drivers.sing_box import config
@@ -18,35 +19,15 @@ from drivers.sing_box.fronts import Fronts
 from drivers.sing_box.generation import SingBoxGeneration
 from drivers.sing_box.verdict import STDIN, cause, is_refusal, look
 from drivers.sockets.reuseport import is_of_knock
-from drivers.sockets.sharing import Sharing
-from node.contract.accounts import Account, Accounts
-from node.contract.driver import Host
+from node.contract.accounts import Accounts
 from node.errors import CoreFailed
-from protos.service_pb2 import User
 
 # Where the core finds the file of live users: a descriptor, so that their keys are in no directory.
 _ROLL = 3
 
 
-class SingBoxPlan:
-    """Satisfies `node.contract.driver.Plan`. `made` is what was taken over."""
-
-    def __init__(self, host: Host, installation: Installation, sharing: Sharing, made: config.Plan) -> None:
-        self._host = host
-        self._installation = installation
-        self._sharing = sharing
-        self.made = made
-
-    @property
-    def tags(self) -> Sequence[str]:
-        return self.made.tags
-
-    @property
-    def warnings(self) -> Sequence[str]:
-        return self.made.warnings
-
-    def account(self, tag: str, user: User) -> Account | None:
-        return self.made.account(tag, user)
+class SingBoxPlan(Planned[config.Plan]):
+    """Satisfies `node.contract.driver.Plan`."""
 
     async def check(self, target: Mapping[str, Accounts]) -> None:
         core = await self._installation.current()
@@ -59,12 +40,13 @@ class SingBoxPlan:
         endpoint = _endpoint(executable, self.made)
         text = await self._rendered(endpoint, started, f"/proc/self/fd/{_ROLL}")
         roll = await starting.built(self._host.reactor, started, config.roll, self.made, endpoint, started)
+        read = Files([executable.path])
         core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint))
         executable.start(core, "run", *STDIN, "-D", str(self._host.directory), contents={0: text, _ROLL: roll})
         watch(core, self._sharing)
         api = Api(endpoint, self.made.live, Fronts(self.made.fronts))
         await self._ready(core, api, seconds)
-        return SingBoxGeneration(self._host, self._sharing, self.made, core, api, endpoint, started)
+        return SingBoxGeneration(self._host, self._sharing, self.made, core, api, endpoint, started, read)
 
     async def _rendered(self, endpoint: config.Endpoint, target: Mapping[str, Accounts], roll: str = "") -> bytes:
         return await starting.built(self._host.reactor, target, config.render, self.made, endpoint, target, roll)

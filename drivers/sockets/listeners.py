@@ -28,14 +28,14 @@ class Survey:
 
 def survey(pid: int, ports: Ports) -> Survey:
     """What the process has open at these ports. One that is gone has nothing."""
-    seen, listeners = look(pid, ports)
+    seen, listeners = look(pid, ports, socket.SOCK_STREAM, socket.SOCK_DGRAM)
     for listener in listeners:
         listener.close()
     return seen
 
 
-def look(pid: int, ports: Ports, kind: socket.SocketKind = socket.SOCK_STREAM) -> tuple[Survey, list[socket.socket]]:
-    """The same, and duplicates of the TCP listeners, or of what takes datagrams there, which are the caller's."""
+def look(pid: int, ports: Ports, *kinds: socket.SocketKind) -> tuple[Survey, list[socket.socket]]:
+    """The same of TCP listeners or what takes datagrams, or both, and duplicates of them, which are the caller's."""
     kept: list[socket.socket] = []
     tcp: list[Address] = []
     udp: list[Address] = []
@@ -44,12 +44,11 @@ def look(pid: int, ports: Ports, kind: socket.SocketKind = socket.SOCK_STREAM) -
     try:
         for duplicate in duplicates(pid):
             one = socket.socket(fileno=os.dup(duplicate))
-            if (listens(one) or _takes_datagrams(one)) and at(one.getsockname()[1], ports):
+            if one.type in kinds and (listens(one) or _takes_datagrams(one)) and at(one.getsockname()[1], ports):
                 (tcp if one.type == socket.SOCK_STREAM else udp).append(address_of(one))
                 obstacles += _obstacles(one)
-                if one.type == kind:
-                    kept.append(one)
-                    continue
+                kept.append(one)
+                continue
             with one:
                 if one.family == socket.AF_UNIX and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     paths.add(os.fsdecode(one.getsockname()))

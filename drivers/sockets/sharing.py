@@ -41,7 +41,7 @@ class Sharing:
         self._steering, self._datagrams = Steering(), Datagrams()
         self._lock = DeferredLock()
         # By process number, in the order in which they joined; and those of them that are about to end.
-        self._members: dict[int, Ports] = {}
+        self._members: dict[int, None] = {}
         self._ending: set[int] = set()
         self._led: int | None = None
         # Another one is about to come: who is alone is held all the same, else the kernel would give it connections.
@@ -59,17 +59,20 @@ class Sharing:
         """What it has open. Raises `NotShared`."""
         return await self._steered(survey, pid, ports)
 
-    async def join(self, pid: int, ports: Ports) -> None:
-        """Share what it listens on. Who is the first, or has joined already, awaits another. Raises `NotShared`."""
+    async def join(self, pid: int, ports: Ports, datagrams: Ports = ()) -> None:
+        """Share what it listens on, and takes datagrams on. Raises `NotShared`.
+
+        Who is the first, or has joined already, awaits another.
+        """
         first = not self._members
         self._awaits = first or pid in self._members
         if pid in self._members:
             return
-        self._members[pid] = ports
+        self._members[pid] = None
         if first:
             self._led = pid
         try:
-            await self._steered(self._join, pid, ports)
+            await self._steered(self._join, pid, ports, datagrams)
         except NotShared:
             if first:  # nothing is held then; of a later one something may be, until it ends
                 self._members.clear()
@@ -117,7 +120,8 @@ class Sharing:
 
     def gone(self, pid: int) -> None:
         """A process of the driver's has ended, which may have joined; if not it is the one that was awaited."""
-        joined = self._members.pop(pid, None) is not None
+        joined = self.has(pid)
+        self._members.pop(pid, None)
         self._awaits = self._awaits and joined
         heir = None
         if joined and pid == self._led:
@@ -130,11 +134,11 @@ class Sharing:
         if joined or alone:
             self._do(self._leave, pid, heir, alone).addErrback(self._complain)
 
-    def _join(self, pid: int, ports: Ports) -> None:
+    def _join(self, pid: int, ports: Ports, datagrams: Ports) -> None:
         first = not self._members.keys() - {pid}
         self._steering.join(pid, ports)
         try:
-            self._datagrams.join(pid, ports)
+            self._datagrams.join(pid, datagrams)
         except (Unsteerable, OSError):
             if first:
                 self._steering.detach()

@@ -221,7 +221,7 @@ class Steering:
         self._groups.clear()
 
     def _look(self, pid: int, ports: Ports) -> tuple[Survey, list[socket.socket]]:
-        return look(pid, ports)
+        return look(pid, ports, socket.SOCK_STREAM)
 
     def _new_group(self, address: Address, members: list[Member]) -> Group:
         return Group(address, members)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from drivers import json_text
 from drivers.process import readiness as starting
 from drivers.process.orphans import sweep
-from drivers.sockets.sharing import Sharing
+from drivers.process.planned import Core
 from drivers.xray import config
 from drivers.xray.executable import SETTINGS, installation
 from drivers.xray.plan import XrayPlan
@@ -13,22 +12,14 @@ from drivers.xray.verdict import look
 from node.contract.driver import Host
 
 
-class Xray:
+class Xray(Core):
     """Satisfies `node.contract.driver.Driver`."""
 
     settings = SETTINGS
     name = "xray"
 
     def __init__(self, host: Host) -> None:
-        self._host = host
-        self._installation = installation(host)
-        self._sharing = Sharing(host.reactor)
-
-    def fingerprint(self, config_text: str) -> str:
-        return json_text.fingerprint(config_text)
-
-    async def version(self) -> str:
-        return (await self._installation.current()).version
+        super().__init__(host, installation(host))
 
     async def prepare(self, config_text: str, exclude: frozenset[str]) -> XrayPlan:
         xray, text = await self._installation.current(), config_text

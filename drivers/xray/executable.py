@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from drivers.install.releases import XRAY
-from drivers.process.executable import ENVIRONMENT, Executable, Installation, executable_setting
+from drivers.process.executable import ENVIRONMENT, Executable, Files, Installation, executable_setting
 from drivers.xray.geo import assets
 from node.contract.driver import Host
 from node.contract.settings import Setting
@@ -32,25 +31,6 @@ def installation(host: Host) -> Installation:
 def files(executable: Executable) -> Files:
     """What a core reads when it starts, and not again."""
     return Files([executable.path, *Path(executable.spawner.environment[_ASSETS]).glob("*.dat")])
-
-
-class Files:
-    """Files as they are now, to be looked at again."""
-
-    def __init__(self, paths: Iterable[Path]) -> None:
-        self._marks = {path: _mark(path) for path in sorted(paths)}
-
-    def changed(self) -> list[Path]:
-        """Those that were replaced, written or removed since."""
-        return [path for path, mark in self._marks.items() if _mark(path) != mark]
-
-
-def _mark(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _environment(host: Host, executable: Path) -> dict[str, str]:

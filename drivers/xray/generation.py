@@ -8,13 +8,13 @@ from twisted.internet.defer import DeferredLock
 
 from drivers.channel import COUNTERS, FIGURES, ONLINE, USERS, ApiFailed, asking
 from drivers.process.child import CoreProcess
+from drivers.process.executable import CHANGED, Files
 from drivers.process.shared import SharedRun
 from drivers.sockets.sharing import Sharing
 from drivers.xray.accounts import email_of
 from drivers.xray.api import Api
 from drivers.xray.config import Endpoint, Plan
 from drivers.xray.connections import Connections
-from drivers.xray.executable import Files
 from drivers.xray.selectors import OURS
 from drivers.xray.users import Users
 from node.contract.accounts import Accounts, Change
@@ -58,8 +58,12 @@ class XrayGeneration(SharedRun[Api]):
         return self.plan.uncounted
 
     @property
+    def outdated(self) -> bool:
+        return bool(self._files.changed())
+
+    @property
     def warnings(self) -> Sequence[str]:
-        return [f"{path} changed on disk; it is used when the core starts next" for path in self._files.changed()]
+        return [CHANGED.format(path) for path in self._files.changed()]
 
     async def counters(self) -> Reading:
         with asking(COUNTERS):

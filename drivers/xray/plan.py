@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from drivers.process import readiness as starting
 from drivers.process.child import CoreProcess
-from drivers.process.executable import Executable, Installation
+from drivers.process.executable import Executable
+from drivers.process.planned import Planned
 from drivers.process.shared import watch
-from drivers.sockets.sharing import Sharing
 from drivers.xray import config
 from drivers.xray.access import Shown
 from drivers.xray.api import Api
@@ -18,34 +18,15 @@ from drivers.xray.connections import Connections
 from drivers.xray.executable import files
 from drivers.xray.generation import XrayGeneration
 from drivers.xray.verdict import cause, is_refusal, look
-from node.contract.accounts import Account, Accounts
-from node.contract.driver import Host
-from protos.service_pb2 import User
+from node.contract.accounts import Accounts
 
 # The first version whose api.listen may be a unix socket.
 DIRECT_API = (26, 5, 3)
 _FROM_PROTOBUF = ("-format", "protobuf", "-c", "stdin:")
 
 
-class XrayPlan:
-    """Satisfies `node.contract.driver.Plan`. `made` is what was taken over."""
-
-    def __init__(self, host: Host, installation: Installation, sharing: Sharing, made: config.Plan) -> None:
-        self._host = host
-        self._installation = installation
-        self._sharing = sharing
-        self.made = made
-
-    @property
-    def tags(self) -> Sequence[str]:
-        return self.made.tags
-
-    @property
-    def warnings(self) -> Sequence[str]:
-        return self.made.warnings
-
-    def account(self, tag: str, user: User) -> Account | None:
-        return self.made.account(tag, user)
+class XrayPlan(Planned[config.Plan]):
+    """Satisfies `node.contract.driver.Plan`."""
 
     async def check(self, target: Mapping[str, Accounts]) -> None:
         xray = await self._installation.current()

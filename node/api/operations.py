@@ -36,7 +36,7 @@ class Policy:
 
     `stop_grace` is for deployed panels, which say Stop and then Start whenever they are touched. `outlive`: a backend
     goes on when its keep-alive is over. `poll`: between two readings of the counters. `drain`: for cores whose place
-    another one took.
+    another one took. `upgrade`: a Start brings in a core whose files changed.
     """
 
     stop_grace: float = 30.0
@@ -44,6 +44,7 @@ class Policy:
     resume: bool = True
     poll: float = 10.0
     drain: Limits = field(default_factory=Limits)
+    upgrade: bool = False
 
 
 class Backend:
@@ -69,7 +70,7 @@ class Backend:
         self._store = store
         self._generations = Generations()
         self._traffic = Traffic(reactor, self._generations, self._is_user, store, policy.poll)
-        self._runner = Runner(reactor, ring, store, self._generations, self._traffic.read, policy.drain)
+        self._runner = Runner(reactor, ring, store, self._generations, self._traffic.read, policy.drain, policy.upgrade)
         self._keep_alive = KeepAlive(reactor, self._expired)
         # Starts under way: while there are any nothing expires.
         self._starts = 0

@@ -12,7 +12,7 @@ from node.backend.generations import Generations
 from node.backend.wind_down import WindDown
 from node.contract.accounts import Accounts
 from node.contract.driver import Generation, NotShared, Plan, Shares
-from node.errors import CoreFailed, PortTaken
+from node.errors import PortTaken
 from node.logs import Logger
 from node.waiting import together
 
@@ -99,7 +99,8 @@ class Replacement:
     async def _overlap(self, plan: Plan, target: Target, deadline: float) -> Generation:
         """Launch beside the run that serves, and lead new connections to the new one when it has shown that it serves.
 
-        Connections that are there stay where they are. Raises `CoreFailed` if the new one does not serve.
+        Connections that are there stay where they are. Raises `CoreFailed` if the new one does not serve, and
+        `NotShared`. No new run is left then.
         """
         run = await self._launch(plan, target, deadline)
         try:
@@ -107,10 +108,8 @@ class Replacement:
             await run.join()
             await run.prove(PROOF)
             await run.lead()
-        except BaseException as error:
+        except BaseException:
             await run.stop()
-            if isinstance(error, NotShared):
-                raise CoreFailed(f"the new core cannot take over: {error}") from error
             raise
         return run
 

@@ -51,10 +51,13 @@ class Runner:
         generations: Generations,
         read: Callable[[Generation], Awaitable[bool]],
         limits: Limits = DRAIN,
+        upgrade: bool = False,
     ) -> None:
+        """With `upgrade` an equal Start brings in a core whose files are others on disk by now."""
         self._reactor = reactor
         self._ring = ring
         self._generations = generations
+        self._upgrade = upgrade
         self._control = Control()
         self.status = Status(ring)
         self.desired = Desired(reactor, record)
@@ -155,7 +158,9 @@ class Runner:
     def _serves(self, fingerprint: Fingerprint) -> Generation | None:
         """The run that means the same: the current one, or one that waits for a Start after a Stop."""
         run = self._waiting if self.status.stopped else self._generations.current
-        return run if self._means(fingerprint) and run is not None and run.alive else None
+        if run is None or not run.alive or (self._upgrade and run.outdated):
+            return None
+        return run if self._means(fingerprint) else None
 
     def _means(self, fingerprint: Fingerprint) -> bool:
         return self.desired.accepted is not None and self.desired.accepted.fingerprint == fingerprint

@@ -78,6 +78,10 @@ class Generation(Protocol):
         """What an operator should know about this run now: files that changed since it began, for instance."""
 
     @property
+    def outdated(self) -> bool:
+        """Whether its executable, or a file that it read when it started, is another one on disk by now."""
+
+    @property
     def uncounted(self) -> frozenset[Scope]:
         """What this run cannot count; asked for, it is unsupported."""
 

@@ -38,6 +38,12 @@ def echo(link: socket.socket, payload: bytes) -> None:
     assert returned == payload, "the echo is not what was sent"
 
 
+def small_echo(link: socket.socket, payload: bytes) -> None:
+    """The same for a payload that fits into the buffers on its way: one after the other."""
+    link.sendall(b"echo %d\n" % len(payload) + payload)
+    assert _receive(link, len(payload)) == payload, "the echo is not what was sent"
+
+
 def download(link: socket.socket, size: int) -> None:
     """Receive `size` bytes."""
     link.sendall(b"give %d\n" % size)

@@ -90,6 +90,7 @@ class ScriptPlan:
 class ScriptRun:
     warnings = ()
     uncounted = frozenset({Scope.USER})
+    outdated = False
 
     def __init__(self, process: CoreProcess, accounts: Mapping[str, Accounts]) -> None:
         self._process = process

@@ -83,6 +83,7 @@ class MemoryGeneration:
         self.accounts = {tag: dict(users) for tag, users in accounts.items()}
         self.uncounted: frozenset[Scope] = frozenset()
         self.warnings: list[str] = []
+        self.outdated = False
         self.alive = True
         self.silent = False
         self.wound_down = False

@@ -31,6 +31,7 @@ ROOMS: dict[str, set[str]] = {
     "drivers": {"node.contract", "node.errors"},
     "drivers.install": {"drivers.process.leash"},
     "drivers.process": {
+        "drivers.json_text",
         *("drivers.install", "drivers.sockets"),
         *("node.contract", "node.errors", "node.logs", "node.reactor"),
     },

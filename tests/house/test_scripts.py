@@ -93,9 +93,13 @@ def _program(path: Path, text: str) -> None:
 
 @pytest.mark.core
 def test_first_call_shows_the_main_job_and_the_second_only_serves(environment: Mapping[str, str]) -> None:
-    """The first counts 8 MiB from 127.0.0.2; its curl line works when pasted; both end whole, by Ctrl-C and by TERM."""
+    """The first changes the configuration under a download and counts 8 MiB from 127.0.0.2; its curl line works.
+
+    Both end whole, by Ctrl-C and by TERM.
+    """
     with Run(environment) as run:
         run.until_line("stop")
+        assert "all of which arrived" in run.until_line("changed")
         assert _number(run.until_line("counted")) >= _SIZE
         assert "127.0.0.2" in run.until_line("online")
         assert re.search(r"from 127\.0\.0\.2:\d+ accepted .* email: demo", run.output)

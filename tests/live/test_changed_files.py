@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from drivers.xray.executable import Files
+from drivers.process.executable import Files
 from drivers.xray.geo import private_geoip
 from scripts.staging import transfer
 from scripts.staging.backend import backend
@@ -19,7 +19,7 @@ from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
 from scripts.staging.users import TestUser
-from tests.conftest import Place, connection, member, run
+from tests.conftest import Place, connection, gets_in, member, run
 
 ANNA = TestUser.new("anna@test")
 
@@ -53,7 +53,7 @@ def test_what_counts_as_changed(tmp_path: Path) -> None:
 class Machine:
     """A node with an executable and a geo file of its own."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **settings: str) -> None:
         self.executable, self.geoip = directory / "bin" / "xray", directory / "lists" / "geoip.dat"
         for path in (self.executable, self.geoip):
             path.parent.mkdir()
@@ -61,7 +61,10 @@ class Machine:
         self.geoip.write_bytes(private_geoip())
         (directory / "node").mkdir()
         self.node = NodeProcess(
-            directory / "node", XRAY_EXECUTABLE_PATH=str(self.executable), XRAY_ASSETS_PATH=str(self.geoip.parent)
+            directory / "node",
+            XRAY_EXECUTABLE_PATH=str(self.executable),
+            XRAY_ASSETS_PATH=str(self.geoip.parent),
+            **settings,
         )
 
     def install(self) -> None:
@@ -98,3 +101,17 @@ def test_a_file_that_changed_is_a_warning(machine: Machine, all_kinds: Mapping[s
         assert told(controller) == set()
         run(controller, [home], [member(ANNA, home)])
         assert told(controller) == set()
+
+
+def test_a_start_brings_it_in(tmp_path: Path, all_kinds: Mapping[str, Kind], echo: EchoServer) -> None:
+    """Where an operator wishes that, an equal Start does, and nobody is dropped."""
+    home = Place(all_kinds["vless-raw"], "home")
+    machine = Machine(tmp_path, UPGRADE_ON_START="on")
+    with machine.node, closing(RpcController(machine.node)) as controller:
+        run(controller, [home], [member(ANNA, home)])
+        with connection(home, ANNA, echo) as link:
+            assert controller.start(backend([home.inbound], [member(ANNA, home)])).warnings == []
+            machine.install()
+            assert controller.start(backend([home.inbound], [member(ANNA, home)])).warnings == []
+            transfer.echo(link, b"still there")
+            assert gets_in(home, ANNA, echo)

@@ -99,7 +99,7 @@ class Street:
         self._links.clear()
 
     def _notice_another_core(self) -> None:
-        """Connections through the one before have ended, or one goes on through it where it drains; a new one accepts."""
+        """Connections through the one before have ended, or one goes on there while it drains; a new one accepts."""
         pid = core(self.node)
         if pid != self._core:
             if self._core in self.node.core_pids():

@@ -234,7 +234,11 @@ class SharingTests(TestCase):
         certificate = certs.make(self.directory, [SERVER_NAME])
         quic = Kind("quic", hysteria(), tls(certificate, "hysteria", alpn=["h3"], hysteriaSettings={"version": 2}))
         of_udp = Place(quic, "udp", ground=self.ground)
-        run = await self.launched(await self.prepared(of_udp.inbound))
+        both = await self.prepared(self.home.inbound, self.work.inbound, of_udp.inbound)
+        self.assertEqual(await old.obstacles(both), [])
+        run = await self.followed(old, both)
+        await run.prove(5)
+        await run.lead()
         self.assertIn(f"127.0.0.1:{of_udp.port} is UDP", "; ".join(await run.obstacles(plan)))
 
     async def test_datagrams(self) -> None:

@@ -53,6 +53,7 @@ def test_nothing_but_a_key_is_needed(home: Path) -> None:
         stop_grace=30,
         drain_timeout=600,
         drain_generations=4,
+        upgrade=False,
         outlive=False,
         resume=True,
         traffic_interval=10,

@@ -216,6 +216,18 @@ class Starts(OverlapTests):
         self.assertEqual((self.driver.running, self.generations.counting), ([], ()))
 
 
+class Upgrades(OverlapTests):
+    def test_an_equal_start(self) -> None:
+        """Where that is wished it brings in a core whose files changed; else it takes what runs."""
+        old = self.started("a", ANN)
+        old.outdated = True
+        self.assertIs(self.started("a", ANN), old)
+        self.runner._upgrade = True
+        new = self.started("a", ANN)
+        self.assertEqual((old.alive, self.driver.led), (True, new))
+        self.assertIs(self.started("a", ANN), new)
+
+
 class WaysBack(OverlapTests):
     def test_it_dies_at_once(self) -> None:
         """The one before it serves again, with its configuration and the users of now, which is told and recorded."""

@@ -1,0 +1,64 @@
+"""What the drivers of all cores have in common, and their plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
+
+from drivers import json_text
+from drivers.process.executable import Installation
+from drivers.sockets.sharing import Sharing
+from node.contract.accounts import Account
+from node.contract.driver import Host
+from protos.service_pb2 import User
+
+
+class Made(Protocol):
+    """A configuration that was taken over."""
+
+    @property
+    def tags(self) -> Sequence[str]: ...
+
+    @property
+    def warnings(self) -> Sequence[str]: ...
+
+    def account(self, tag: str, user: User) -> Account | None: ...
+
+
+M = TypeVar("M", bound=Made)
+
+
+class Core:
+    """The part of `node.contract.driver.Driver` that is the same for all cores."""
+
+    def __init__(self, host: Host, installation: Installation) -> None:
+        self._host = host
+        self._installation = installation
+        self._sharing = Sharing(host.reactor)
+
+    def fingerprint(self, config_text: str) -> str:
+        return json_text.fingerprint(config_text)
+
+    async def version(self) -> str:
+        return (await self._installation.current()).version
+
+
+class Planned(Generic[M]):
+    """The part of `node.contract.driver.Plan` that is the same for all cores. `made` is what was taken over."""
+
+    def __init__(self, host: Host, installation: Installation, sharing: Sharing, made: M) -> None:
+        self._host = host
+        self._installation = installation
+        self._sharing = sharing
+        self.made = made
+
+    @property
+    def tags(self) -> Sequence[str]:
+        return self.made.tags
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        return self.made.warnings
+
+    def account(self, tag: str, user: User) -> Account | None:
+        return self.made.account(tag, user)

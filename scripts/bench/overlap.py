@@ -1,0 +1,166 @@
+"""What a changed configuration costs while users are at work: beside the core that serves, and by a restart of it.
+
+`python -m scripts.bench.overlap [USERS ...]` prints a table for each core: medians of three rounds. `in force` is the
+time from the call of Start to its reply, when new connections meet the other configuration; `longest` is what the
+slowest of the new connections took that came about around it, of all rounds. `failed` are those that did not, `dropped`
+those of the live ones that ended, both of all rounds. `one` is the memory of the core at rest, `peak` that of all that
+run at once at the worst moment: proportional set sizes. The last two columns are processor time from call to reply, of
+the node and of all its cores, which serve meanwhile.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from protos.service_pb2 import SING_BOX, XRAY, Backend
+from scripts.bench.stage import KIND, LIVE, Crowd, Stage, machine, processor, stage, timed
+from scripts.staging import sing_box
+from scripts.staging.activity import Activity, Opened
+from scripts.staging.backend import backend_config
+from scripts.staging.core import Json, XrayClient, server_config
+from scripts.staging.ports import free_port
+
+ROUNDS = 3
+SIZES = (1_000, 10_000, 50_000)
+TAG = "in-0"
+# Users at work, each with a part of the live connections, and seconds between two new connections of each.
+WORKERS = 4
+PAUSE = 0.02
+# Seconds of work before a change and after it, and between two looks at the memory.
+AROUND = 1.0
+LOOK = 0.01
+# What the node is told for each way.
+WAYS = {"beside": {}, "restart": {"DRAIN_GENERATIONS": "0"}}
+
+
+class Round(NamedTuple):
+    """Of one change: seconds, numbers, MiB, and seconds of processor time."""
+
+    in_force: float
+    longest: float
+    failed: int
+    dropped: int
+    one: float
+    peak: float
+    node: float
+    cores: float
+
+
+def main(sizes: list[int]) -> None:
+    print(machine())
+    for name, request in {"Xray": on_xray, "sing-box": on_sing_box}.items():
+        print(f"\n{name}; {LIVE} live connections, {ROUNDS} rounds")
+        columns = ("users", "", "in force ms", "longest ms", "failed", "dropped", "one MiB", "peak MiB")
+        print(" ".join(f"{column:>11}" for column in (*columns, "node CPU ms", "core CPU ms")))
+        for size in sizes:
+            for way, settings in WAYS.items():
+                with stage(**settings) as on:
+                    row(way, size, [change(on, size, request) for _ in range(ROUNDS)])
+    print(machine())
+
+
+def row(way: str, size: int, rounds: list[Round]) -> None:
+    middle = Round(*map(statistics.median, zip(*rounds, strict=True)))
+    opened = 1000 * middle.in_force, 1000 * max(each.longest for each in rounds)
+    lost = sum(each.failed for each in rounds), sum(each.dropped for each in rounds)
+    figures = *opened, *lost, middle.one, middle.peak, 1000 * middle.node, 1000 * middle.cores
+    print(f"{size:>11} {way:>11} " + " ".join(f"{figure:>11.0f}" for figure in figures), flush=True)
+
+
+def change(on: Stage, size: int, request: Callable[[int, Crowd, int], Backend]) -> Round:
+    """One change of an outbound under work, from a fresh core."""
+    on.controller.stop()
+    crowd, port = Crowd(size, [TAG]), free_port()
+    on.controller.start(request(port, crowd, 0))
+    with working(on, crowd, port) as workers, watching(on) as looks:
+        time.sleep(AROUND)
+        one = looks[-1]
+        used = spent(on)
+        begun = time.monotonic()
+        in_force = timed(lambda: on.controller.start(request(port, crowd, 1)))
+        now = spent(on)
+        time.sleep(AROUND)
+        for worker in workers:
+            worker.rest()
+    slowest = max((opened.took for worker in workers for opened in around(worker, begun)), default=0.0)
+    lost = sum(len(worker.failed) for worker in workers), sum(len(worker.dropped) for worker in workers)
+    return Round(in_force, slowest, *lost, one, max(looks), now[0] - used[0], now[1] - used[1])
+
+
+def around(worker: Activity, begun: float) -> list[Opened]:
+    """The new connections that were on their way at this time, or came after it."""
+    return [opened for opened in worker.opened if opened.begun + opened.took >= begun]
+
+
+@contextmanager
+def working(on: Stage, crowd: Crowd, port: int) -> Iterator[list[Activity]]:
+    proxies = [free_port() for _ in range(WORKERS)]
+    with XrayClient({proxy: KIND.outbound(port, crowd.live) for proxy in proxies}), ExitStack() as stack:
+        share = LIVE // WORKERS
+        yield [stack.enter_context(Activity(proxy, on.echo, share, PAUSE)) for proxy in proxies]
+
+
+@contextmanager
+def watching(on: Stage) -> Iterator[list[float]]:
+    """MiB of all cores of the node, look by look."""
+    looks, over = [memory(on)], threading.Event()
+
+    def look() -> None:
+        while not over.wait(LOOK):
+            looks.append(memory(on))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield looks
+    finally:
+        over.set()
+        thread.join()
+
+
+def memory(on: Stage) -> float:
+    return sum(map(proportional, psutil.Process(on.node.pid).children(recursive=True)))
+
+
+def proportional(process: psutil.Process) -> float:
+    """MiB of a process, with its share of what it has in common with others; 0 if it has gone. See proc(5)."""
+    with suppress(OSError):
+        rows = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+        return next((int(row.split()[1]) / 1024 for row in rows if row.startswith("Pss:")), 0.0)
+    return 0.0
+
+
+def spent(on: Stage) -> tuple[float, float]:
+    """Seconds of processor time of the node, and of all its cores, gone ones too."""
+    node = psutil.Process(on.node.pid)
+    cores = node.cpu_times().children_user + node.cpu_times().children_system
+    for child in node.children():
+        with suppress(psutil.NoSuchProcess):
+            cores += processor(child.pid)
+    return processor(on.node.pid), float(cores)
+
+
+def on_xray(port: int, crowd: Crowd, number: int) -> Backend:
+    inbounds = [KIND.inbound(port, TAG)]
+    outbounds = server_config(inbounds)["outbounds"]
+    other = {"tag": f"new-{number}", "protocol": "freedom"}
+    return Backend(type=XRAY, config=backend_config(inbounds, outbounds=[*outbounds, other]), users=crowd.users)
+
+
+def on_sing_box(port: int, crowd: Crowd, number: int) -> Backend:
+    outbounds = [{"type": "direct", "tag": "direct"}, {"type": "direct", "tag": f"new-{number}"}]
+    inbound: Json = {"type": "vless", "tag": TAG, "listen": "127.0.0.1", "listen_port": port}
+    return Backend(type=SING_BOX, config=sing_box.config([inbound], outbounds=outbounds), users=crowd.users)
+
+
+if __name__ == "__main__":
+    main([int(word) for word in sys.argv[1:]] or list(SIZES))
