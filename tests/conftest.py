@@ -25,7 +25,7 @@ from scripts.staging.core import Json, XrayClient, find_xray
 from scripts.staging.cover import CoverServer
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import SERVER_NAME, Kind, kinds
-from scripts.staging.node import NodeProcess
+from scripts.staging.node import ROOMY, NodeProcess
 from scripts.staging.ports import free_port
 from scripts.staging.sing_box import find_sing_box
 from scripts.staging.users import TestUser
@@ -207,7 +207,7 @@ def echo() -> Iterator[EchoServer]:
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
     """One node for the tests of a module that harm none."""
-    with NodeProcess(tmp_path_factory.mktemp("node")) as running:
+    with NodeProcess(tmp_path_factory.mktemp("node"), **ROOMY) as running:
         yield running
 
 

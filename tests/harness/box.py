@@ -11,7 +11,7 @@ from protos import service_pb2
 from scripts.staging import transfer
 from scripts.staging.controller import RpcController
 from scripts.staging.echo import EchoServer
-from scripts.staging.node import NodeProcess
+from scripts.staging.node import ROOMY, NodeProcess
 from scripts.staging.ports import free_port
 from scripts.staging.sing_box import Door, SingBoxClient, find_sing_box
 from scripts.staging.users import TestUser
@@ -37,9 +37,9 @@ class Box:
 
 
 @contextmanager
-def box_of(build: str, directory: Path) -> Iterator[Box]:
+def box_of(build: str, directory: Path, **environment: str) -> Iterator[Box]:
     executable = find_sing_box(build)
-    with NodeProcess(directory, SING_BOX_EXECUTABLE_PATH=str(executable)) as node:
+    with NodeProcess(directory, SING_BOX_EXECUTABLE_PATH=str(executable), **ROOMY | environment) as node:
         node.core = executable.resolve()
         with closing(RpcController(node)) as controller:
             yield Box(build, node, controller)

@@ -154,16 +154,20 @@ def test_refused_config_without_a_backend(
     assert not node.core_pids()
 
 
-def test_start_replaces(node: NodeProcess, home: Place, echo: EchoServer, controller: Controller) -> None:
-    """A second Start with another configuration leaves one core, the new one, and nobody from before."""
-    run(controller, [home], [member(ANNA, home)])
-    first = node.newest_core()
+@pytest.mark.parametrize(("transport", "drain"), [("rest", "0"), ("grpc", "")], ids=["restart", "beside"])
+def test_start_replaces(tmp_path: Path, home: Place, echo: EchoServer, transport: str, drain: str) -> None:
+    """A second Start with another configuration has another core serve, and nobody from before; none drains with 0."""
     elsewhere, bert = Place(home.kind, "elsewhere", ground=home.ground), TestUser.new("bert@test")
-    run(controller, [elsewhere], [member(bert, elsewhere)])
-    assert node.newest_core() != first
-    assert not accepts(home.port)
-    assert gets_in(elsewhere, bert, echo)
-    assert stays_out(elsewhere, ANNA, echo)
+    with NodeProcess(tmp_path, DRAIN_GENERATIONS=drain) as node, control(node, transport) as controller:
+        run(controller, [home], [member(ANNA, home)])
+        (first,) = node.core_pids()
+        run(controller, [elsewhere], [member(bert, elsewhere)])
+        cores = node.core_pids()
+        assert cores[-1] != first
+        assert len(cores) == (1 if drain else 2)
+        assert not accepts(home.port)
+        assert gets_in(elsewhere, bert, echo)
+        assert stays_out(elsewhere, ANNA, echo)
 
 
 def test_stop_ends_the_core(node: NodeProcess, home: Place, controller: Controller) -> None:

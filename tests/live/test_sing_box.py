@@ -50,6 +50,13 @@ def box(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         yield running
 
 
+@pytest.fixture(scope="module", params=list(BUILDS))
+def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    """One where no core comes up beside another: where one has to come, the one before it ends."""
+    with box_of(request.param, tmp_path_factory.mktemp("node"), DRAIN_GENERATIONS="0") as running:
+        yield running
+
+
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> certs.Certificate:
     return certs.make(tmp_path_factory.mktemp("inbounds"), [SERVER_NAME])
@@ -96,40 +103,40 @@ def _use_and_compare(box: Box, door: Door, person: TestUser, port: int, echo: Ec
 
 @pytest.mark.parametrize("name", ["vless", "shadowsocks-2022", "hysteria2", "tuic", "mixed"])
 def test_a_removed_user_is_out(
-    box: Box, certificate: certs.Certificate, cover: CoverServer, echo: EchoServer, name: str
+    alone: Box, certificate: certs.Certificate, cover: CoverServer, echo: EchoServer, name: str
 ) -> None:
     """His connections end within a second and no new one gets anywhere; another user of the inbound notices nothing."""
     door = Door(next(way for way in ways(certificate, cover.port) if way.name == name))
     stays, goes = TestUser.new("stays"), TestUser.new("goes")
-    box.controller.start(backend(door.inbounds, [door.user(stays), door.user(goes)]))
-    core = box.node.newest_core()
+    alone.controller.start(backend(door.inbounds, [door.user(stays), door.user(goes)]))
+    cores = alone.node.core_pids()
     with client((door, stays), (door, goes)) as (first, second), ExitStack() as stack:
         mine = [stack.enter_context(transfer.connect(first, echo)) for _ in range(5)]
         his = [stack.enter_context(transfer.connect(second, echo, timeout=1)) for _ in range(20)]
         with talking(mine[0]):
-            box.controller.sync_user(service_pb2.User(email="Goes"))
+            alone.controller.sync_user(service_pb2.User(email="Goes"))
             for link in his:
                 with pytest.raises(OSError):
                     transfer.echo(link, b"am I in?")
             assert not stays_in(second, echo)
         for link in mine:
             transfer.echo(link, b"still there")
-        assert box.node.newest_core() == core, "no other core was needed"
+        assert alone.node.core_pids() == cores, "no other core was needed"
         with pytest.raises(ControllerError, match="goes"):
-            box.controller.online("goes")
-        box.controller.sync_user(door.user(goes))
-        assert box.node.newest_core() == core, "he was in its configuration still"
+            alone.controller.online("goes")
+        alone.controller.sync_user(door.user(goes))
+        assert alone.node.core_pids() == cores, "he was in its configuration still"
         assert gets_in(second, echo)
 
 
-def test_out_by_one_way_alone(box: Box, certificate: certs.Certificate, cover: CoverServer, echo: EchoServer) -> None:
+def test_out_by_one_way_alone(alone: Box, certificate: certs.Certificate, cover: CoverServer, echo: EchoServer) -> None:
     """Who may not come by ShadowTLS any more, but by the inbound behind it: what came that way ends, and only that."""
     door = Door(next(way for way in ways(certificate, cover.port) if way.name == "shadowtls"))
     stays, goes = TestUser.new("stays"), TestUser.new("goes")
     direct = [{**door.outbounds(goes)[0], "server_port": door.inner_port}]
     direct[0].pop("detour")
-    box.controller.start(backend(door.inbounds, [door.user(stays), door.user(goes)]))
-    core = box.node.newest_core()
+    alone.controller.start(backend(door.inbounds, [door.user(stays), door.user(goes)]))
+    cores = alone.node.core_pids()
     ports = {free_port(): door.outbounds(stays), free_port(): direct, free_port(): door.outbounds(goes)}
     with SingBoxClient(ports), ExitStack() as stack:
         stay, inner, out = ports
@@ -138,15 +145,15 @@ def test_out_by_one_way_alone(box: Box, certificate: certs.Certificate, cover: C
         his = [stack.enter_context(transfer.connect(out, echo, timeout=1)) for _ in range(3)]
         less = door.user(goes)
         less.inbounds.remove("shadowtls")
-        box.controller.sync_user(less)
+        alone.controller.sync_user(less)
         for link in his:
             with pytest.raises(OSError):
                 transfer.echo(link, b"am I in?")
         assert not stays_in(out, echo)
         assert stays_in(inner, echo)
-        box.controller.sync_user(door.user(goes))
+        alone.controller.sync_user(door.user(goes))
         assert gets_in(out, echo)
-    assert box.node.newest_core() == core
+    assert alone.node.core_pids() == cores
 
 
 def test_out_by_a_way_whose_users_nobody_sees(
@@ -398,11 +405,11 @@ def _naive(port: int, certificate: certs.Certificate, echo: EchoServer, name: st
         return accepted
 
 
-def test_a_flow_that_is_cut_is_counted(box: Box, echo: EchoServer) -> None:
+def test_a_flow_that_is_cut_is_counted(alone: Box, echo: EchoServer) -> None:
     """Downloads that a new core ends in the middle: what the users received is counted, and hardly more."""
     door = Door(VLESS)
     people = [TestUser.new(f"flow-{number}") for number in range(3)]
-    box.controller.start(backend(door.inbounds, map(door.user, people)))
+    alone.controller.start(backend(door.inbounds, map(door.user, people)))
 
     def download(port: int) -> int:
         """Bytes received until the end, which comes too soon."""
@@ -415,14 +422,14 @@ def test_a_flow_that_is_cut_is_counted(box: Box, echo: EchoServer) -> None:
         return received
 
     def has_received(name: str) -> bool:
-        return box.counted(UserStat, name).get("downlink", 0) > 1_000_000
+        return alone.counted(UserStat, name).get("downlink", 0) > 1_000_000
 
     with client(*[(door, person) for person in people]) as ports, ThreadPoolExecutor(3) as pool:
         flows = [pool.submit(download, port) for port in ports]
         for person in people:
             until(partial(has_received, person.email), 5)
-        box.controller.sync_user(door.user(TestUser.new("new")))
+        alone.controller.sync_user(door.user(TestUser.new("new")))
         received = [flow.result(10) for flow in flows]
     for person, bytes_ in zip(people, received, strict=True):
-        counted = box.counted(UserStat, person.email)["downlink"]
+        counted = alone.counted(UserStat, person.email)["downlink"]
         assert bytes_ <= counted <= bytes_ + 20_000_000
