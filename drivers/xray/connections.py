@@ -125,6 +125,18 @@ class Connections:
         for where in seen.ended if seen else ():
             self._forget(where)
 
+    async def end_handshakes(self, tags: Iterable[str]) -> None:
+        """End connections to these inbounds of which the core has not said whose they are, and give it a moment."""
+        ports = [some for tag in tags for some in self._doors[tag].ports]
+        try:
+            peers = await self._ask(connected)
+        except OSError as error:
+            self._complain(f"users who shake hands are not found: the kernel does not list connections: {error}")
+            return
+        known = [endpoints.holder for endpoints in self._endpoints.values()]
+        await self.end({peer: ports for peer in peers if not any(holder(peer) for holder in known)})
+        await deferLater(self._reactor, NOTICE)
+
     async def hang_up(self, ports: Ports) -> None:
         """End all connections to these ports, whosever they are, and give the core a moment to notice."""
         pool = self._reactor.getThreadPool()

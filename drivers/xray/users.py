@@ -134,6 +134,8 @@ class Users:
 
     async def _apply_live(self, changes: Sequence[Change]) -> list[Refusal]:
         leaving = [change for change in changes if self._has(change)]
+        if shaking := {change.tag for change in leaving if self._work(change.tag, [change]).endangered}:
+            await self._connections.end_handshakes(shaking)
         refused = await self._alter([self._removal(change) for change in leaving])
         # A user who could not be removed is still there with the old account.
         gone = [change for change in leaving if not self._has(change)]

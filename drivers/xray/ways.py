@@ -71,8 +71,13 @@ class Work:
 
     @property
     def unsafe(self) -> bool:
+        """Whether it takes another way: new handshakes could begin at any time."""
+        return self.endangered and not self.quiet
+
+    @property
+    def endangered(self) -> bool:
         """Shadowsocks-2022 can panic, or bill the wrong user, when one is removed while another shakes hands."""
-        return self.protocol == "shadowsocks_2022" and self.removed > 0 and not self.quiet
+        return self.protocol == "shadowsocks_2022" and self.removed > 0
 
     @property
     def live(self) -> float:

@@ -104,7 +104,7 @@ class Stage:
 
     @property
     def core(self) -> int:
-        return self.node.core_pids()[0]
+        return self.node.newest_core()
 
     @property
     def api(self) -> Path:

@@ -187,12 +187,24 @@ def stalling(place: Place, first: int) -> Iterator[tuple[Place, threading.Event,
 
 
 @pytest.mark.parametrize(("gone", "other"), [(ANNA, BERT), (BERT, ANNA)], ids=["first", "last"])
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside"])
 @over("rest")
 def test_removal_inside_a_handshake(
-    gone: TestUser, other: TestUser, all_kinds: Mapping[str, Kind], echo: EchoServer, controller: Controller
+    gone: TestUser,
+    other: TestUser,
+    beside: bool,
+    all_kinds: Mapping[str, Kind],
+    echo: EchoServer,
+    controller: Controller,
 ) -> None:
-    """A user of Shadowsocks-2022 who is removed while he shakes hands does not end the core, nor pass for another."""
+    """A user of Shadowsocks-2022 who is removed while he shakes hands does not end the core, nor pass for another.
+
+    Beside a core that drains the removal takes another run, and the handshake is with one that drains.
+    """
     place = Place(all_kinds["shadowsocks-2022-aes-128"], "stalled")
+    controller.stop()
+    if beside:
+        run(controller, [place], exclude=[place.tag])
     run(controller, [place], [member(ANNA, place), member(BERT, place)])
     controller.stats(UserStat, other.email, reset=True)
 
