@@ -317,12 +317,36 @@ class WaysBack(OverlapTests):
         self.assertEqual(self.current, old)
 
     def test_it_hangs(self) -> None:
-        """One that answers nothing any more is ended."""
-        old = self.started("a", ANN)
+        """One that answers nothing any more is ended, also if it hangs just before it would have held."""
+        for before in (0.0, PROBATION - 0.5):
+            old = self.started("a", ANN)
+            new = self.started("a x", ANN)
+            self.pass_time(before)
+            new.silent = True
+            self.pass_time(7)
+            self.assertEqual((new.killed, self.current, self.state[0]), (True, old, "running"))
+
+    def test_it_is_busy(self) -> None:
+        """That is no reason to take back what a controller was answered."""
+        self.started("a", ANN)
         new = self.started("a x", ANN)
+        self.pass_time(1)
         new.silent = True
-        self.pass_time(4)
-        self.assertEqual((new.killed, self.current, self.state[0]), (True, old, "running"))
+        self.pass_time(4.5)
+        new.silent = False
+        self.pass_time(PROBATION)
+        self.assertEqual((new.alive, self.current), (True, new))
+
+    def test_the_one_before_is_busy(self) -> None:
+        """That is no reason to restart it."""
+        old = self.started("a", ANN)
+        old.silent = True
+        start = self.start("a x", ANN)
+        self.pass_time(1.5)
+        old.silent = False
+        self.pass_time(1)
+        self.successResultOf(start)
+        self.assertTrue(old.alive)
 
     def test_nobody_is_connected_to_the_one_before(self) -> None:
         """It is there for as long as there is a way back."""
