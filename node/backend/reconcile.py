@@ -42,7 +42,7 @@ class Core(Protocol):
 class Reconciler:
     """The only one that changes the users of its core. `sleep` waits so many seconds."""
 
-    def __init__(self, core: Core, sleep: Callable[[float], Deferred[None]]) -> None:
+    def __init__(self, core: Core, sleep: Callable[[float], Deferred[None] | Coroutine[Any, Any, None]]) -> None:
         self._core = core
         self._sleep = sleep
         self._dirty: Pairs = set()
@@ -85,7 +85,7 @@ class Reconciler:
         await self._turn.run(lambda: None)
 
     async def _collect(self) -> None:
-        self._collecting = self._sleep(self._core.window)
+        self._collecting = ensureDeferred(self._sleep(self._core.window))
         try:
             with suppress(CancelledError):  # somebody is in a hurry
                 await self._collecting

@@ -112,9 +112,7 @@ class Replacement:
             raise
         return run
 
-    async def _launch(
-        self, plan: Plan, target: Target, deadline: float, before: Shares | None = None
-    ) -> Generation:
+    async def _launch(self, plan: Plan, target: Target, deadline: float, before: Shares | None = None) -> Generation:
         while True:
             if before is not None:
                 # Before each try: of one that failed nobody keeps the kernel from giving connections to the next.

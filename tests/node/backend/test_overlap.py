@@ -394,7 +394,7 @@ class WaysBack(OverlapTests):
         self.assertEqual((self.current, self.driver.led, self.state[0]), (old, old, "running"))
         self.assertEqual(self.names(old), {"ann", "bob"})
         self.successResultOf(update)
-        [between] = [run for run in self.generations.draining if run.plan.config == "b"]
+        [between] = [run for run in self.driver.running if run is not old]
         cast(SharedGeneration, between).connections = 0
         self.pass_time(10)
         self.assertFalse(between.alive)
