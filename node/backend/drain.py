@@ -17,8 +17,8 @@ from node.machine.memory import available, resident
 from node.periodic import Periodic
 from node.waiting import together
 
-# Seconds between two looks, and how long a run stays at least: while there is a way back to it, and for clients that it
-# answered, which come within 3 s also if a packet was lost (1 s, then 3 s: Linux' TCP_TIMEOUT_INIT).
+# Seconds between two looks, and how long a run stays at least: while there is a way back to it, and for a client that
+# was answered by it, who comes within 3 s also if a packet was lost (1 s, then 3 s: Linux' TCP_TIMEOUT_INIT).
 LOOK = 1.0
 SETTLED = max(3.0, PROBATION)
 # How much memory a run takes while it comes up, of that of the one before it, and what is left untouched.

@@ -16,7 +16,7 @@ from node.backend.reconcile import Pairs, Reconciler
 from node.backend.renewal import Renewal
 from node.backend.state import State, Status
 from node.contract.accounts import Change, Refusal, Unusable, diff, key_of
-from node.contract.driver import Applied, Generation, Lingers
+from node.contract.driver import Applied, Generation, Lingers, Plan
 from node.errors import NodeError
 from node.logs import Logger
 from protos.service_pb2 import User
@@ -40,6 +40,7 @@ class Keeper:
         self,
         reactor: IReactorTime,
         run: Generation,
+        plan: Plan,
         status: Status,
         desired: Desired,
         generations: Generations,
@@ -47,9 +48,8 @@ class Keeper:
         adopt: Callable[[Generation], None],
         doubt: Callable[[Generation], None],
     ) -> None:
-        assert desired.accepted is not None
         self.run = run
-        self._plan = desired.accepted.plan
+        self._plan = plan
         self._reactor = reactor
         self._status = status
         self._desired = desired

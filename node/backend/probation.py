@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 
 from node.backend.desired import Accepted
 from node.backend.generations import Generations
 from node.contract.driver import Generation, Shares
 from node.periodic import Periodic
 
-# Seconds that it lasts, between two questions in it, and that an answer may take.
+# Seconds that it lasts at least, between two questions in it, and that an answer may take: so long that a core which
+# is merely busy, on a machine that is, is not taken for one that hangs. It lasts until the last question is answered.
 SECONDS = 5.0
 ASK = 1.0
-ANSWER = 2.0
+ANSWER = 5.0
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Probation:
         self._generations = generations
         self._hung = hung
         self._taken: Taken | None = None
-        self._over: IDelayedCall | None = None
+        self._until = 0.0
         self._asking = Periodic("asking a new core whether it holds", self._ask, ASK, reactor)
 
     def begin(self, run: Generation, before: Shares, accepted: Accepted) -> None:
@@ -45,14 +46,12 @@ class Probation:
         self.end()
         self._taken = Taken(run, before, accepted)
         self._asking.start()
-        self._over = self._reactor.callLater(SECONDS, self.end)
+        self._until = self._reactor.seconds() + SECONDS
 
     def end(self) -> None:
         """There is no way back any more."""
         self._taken = None
         self._asking.stop()
-        if self._over is not None and self._over.active():
-            self._over.cancel()
 
     def way_back(self, run: Generation) -> Taken | None:
         """Where to go if this run has failed just now."""
@@ -63,5 +62,10 @@ class Probation:
 
     async def _ask(self) -> None:
         taken = self._taken
-        if taken and self.way_back(taken.run) and not await taken.run.answers(ANSWER) and taken.run.alive:
+        if taken is None or not self.way_back(taken.run):
+            self.end()
+        elif await taken.run.answers(ANSWER):
+            if self._reactor.seconds() >= self._until:
+                self.end()
+        elif taken.run.alive:
             self._hung(taken.run, f"it did not answer for {ANSWER:g} s just after it took over")

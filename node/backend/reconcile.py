@@ -6,10 +6,11 @@ all additions, so a credential that moves from one user to another arrives whole
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from typing import Any, Protocol
 
-from twisted.internet.defer import Deferred, DeferredLock, ensureDeferred
+from twisted.internet.defer import CancelledError, Deferred, DeferredLock, ensureDeferred
 from twisted.python.failure import Failure
 
 from node.contract.accounts import Change, Refusal, key_of
@@ -41,7 +42,7 @@ class Core(Protocol):
 class Reconciler:
     """The only one that changes the users of its core. `sleep` waits so many seconds."""
 
-    def __init__(self, core: Core, sleep: Callable[[float], Awaitable[None]]) -> None:
+    def __init__(self, core: Core, sleep: Callable[[float], Deferred[None] | Coroutine[Any, Any, None]]) -> None:
         self._core = core
         self._sleep = sleep
         self._dirty: Pairs = set()
@@ -51,6 +52,7 @@ class Reconciler:
         self._refused: set[Change] = set()
         self._waiting: list[tuple[Pairs, Deferred[list[Refusal]]]] = []
         self._turn = DeferredLock()
+        self._collecting: Deferred[None] | None = None
 
     def settle(self, touched: Pairs) -> Deferred[list[Refusal]]:
         """Fires when these (tag, key) pairs are in force, with those of them that the core refused."""
@@ -77,8 +79,18 @@ class Reconciler:
         return self._turn.run(lambda: ensureDeferred(work()))
 
     async def idle(self) -> None:
-        """Wait until all that was touched so far is settled."""
+        """Wait until all that was touched so far is settled, and not for more to come."""
+        if self._collecting is not None:
+            self._collecting.cancel()
         await self._turn.run(lambda: None)
+
+    async def _collect(self) -> None:
+        self._collecting = ensureDeferred(self._sleep(self._core.window))
+        try:
+            with suppress(CancelledError):  # somebody is in a hurry
+                await self._collecting
+        finally:
+            self._collecting = None
 
     async def _batch(self) -> None:
         dirty, waiting = self._take()
@@ -86,7 +98,7 @@ class Reconciler:
             refused, left = await self._apply(dirty)
             if left:
                 # What is dear takes along what comes soon.
-                await self._sleep(self._core.window)
+                await self._collect()
                 more, joined = self._take()
                 waiting += joined
                 refused += await self._bring(pairs(left) | more)

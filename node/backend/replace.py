@@ -19,6 +19,8 @@ from node.waiting import together
 # Seconds between two tries to get a port that is taken, and what the last try must have left.
 PORT_RETRY = 0.25
 LAST_TRY = 1.0
+# Seconds that the run which serves may take to answer before another one comes in beside it: it may be busy.
+ANSWER = 2.0
 # Seconds in which a run that answers has to accept a connection on every inbound.
 PROOF = 5.0
 
@@ -78,7 +80,7 @@ class Replacement:
         before = self._generations.serving[0]
         if not isinstance(before, Shares):
             raise NotShared("this core cannot share its listeners")
-        if not await before.answers(LAST_TRY):
+        if not await before.answers(ANSWER):
             raise NotShared("the core does not answer")
         if obstacles := await before.obstacles(plan):
             raise NotShared("; ".join(obstacles))

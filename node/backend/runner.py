@@ -170,6 +170,8 @@ class Runner:
     ) -> None:
         """The run is the one that is asked for: only its users follow."""
         self._cancel_grace()
+        self._waiting = None
+        self._supervisor.confirmed()
         if not self.status.running:
             self._generations.adopt(run)
             self.status.enter(State.RUNNING, "the same configuration was asked for again")
@@ -216,6 +218,7 @@ class Runner:
             await self._supervisor.end_all()
             self.status.enter(*self._after_failure(as_told(error), *before))
             raise
+        self._waiting = None
         self._resuming.cancel()
         self.desired.keep()
         return await self._settling.settle_start()
@@ -255,6 +258,8 @@ class Runner:
 
     async def _stop(self, grace: float, settled: Settled) -> None:
         self._cancel_grace()
+        # A run that is just taking the place of another one is still of what was accepted.
+        await self._settling.idle()
         self._waiting = self._generations.current or self._waiting
         if grace and self._waiting in self._generations.serving and self.desired.accepted is not None:
             self._generations.retire()

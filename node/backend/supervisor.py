@@ -86,9 +86,12 @@ class Supervisor:
 
     async def end_all(self) -> None:
         """End every run; nothing comes again by itself."""
+        await self.settling.idle()
+        # Not before: one that was on its way may have taken over until now.
         self._probation.end()
         self._drain.stop()
-        await self.settling.idle()
+        self.confirmed()
+        self._replacement.obstacles = []
         await self._replacement.end_all()
         self.settling.forget()
 
@@ -96,21 +99,31 @@ class Supervisor:
         """A controller wants another backend: no try of this one is to come, and its first crash is the first."""
         self._backoff.renew()
 
+    def confirmed(self) -> None:
+        """A controller wants what runs, or nothing: what did not hold is no news any more."""
+        self._returned = ""
+
     def rest(self) -> None:
         """No try is to come."""
         self._backoff.cancel()
 
     def _keeper(self, run: Generation) -> Keeper:
         around = self._status, self._desired, self._generations, self._renewal
-        return Keeper(self._reactor, run, *around, self._adopt, self._watch.doubt)
+        # One that another run has just taken the place of may be of what was accepted before.
+        before = None if run is self._generations.current else self._desired.before
+        accepted = before or self._desired.accepted
+        assert accepted is not None
+        return Keeper(self._reactor, run, accepted.plan, *around, self._adopt, self._watch.doubt)
 
     def _adopt(self, run: Generation) -> None:
-        before, accepted = next(iter(self._generations.serving), None), self._desired.before
+        # Where none is the current one, those that drain may be of anything that was accepted once.
+        before, accepted = self._generations.current, self._desired.before
         self._returned = ""
         self._generations.adopt(run)
+        self._probation.end()
         if isinstance(before, Shares) and accepted:
             self._probation.begin(run, before, accepted)
-        if before:
+        if self._generations.draining:
             self._drain.begin()
         self._backoff.served()
         self._watch.begin(run)
@@ -134,28 +147,39 @@ class Supervisor:
         self._status.enter(State.RESTARTING, reason.text)
 
         async def work(settled: Settled) -> None:
-            if self._status.state is State.RESTARTING and not await self._gone_back(taken, reason):
+            # What was on its way would take the place of the one before.
+            await self.settling.idle()
+            if self._status.state is not State.RESTARTING:
+                return
+            assert self._desired.accepted is not None
+            other = taken.accepted.plan is not self._desired.accepted.plan
+            if await self._gone_back(taken, other):
+                self._returned = f"the core that took over did not hold, and the one before it runs: {reason.text}"
+                self._status.enter(State.RUNNING, self._returned)
+                settled()
+                if other:
+                    await self.settling.settle_start()
+            else:
+                settled()
                 await self.run_again(START_TIMEOUT)
 
         in_background(self._control.run(work, core=True), "the core before was not taken back")
 
-    async def _gone_back(self, taken: Taken, reason: NodeError) -> bool:
+    async def _gone_back(self, taken: Taken, other: bool) -> bool:
         """Lead new connections to the run before; the backend is again what it was then. Returns whether that did."""
+        if taken.before not in self._generations.draining:
+            return False
         try:
             await taken.before.lead()
         except NotShared as error:
             self.log.warn("the core before cannot be taken back: {reason}", reason=str(error))
             return False
-        other = taken.accepted is not self._desired.accepted
         if other:
             await self._desired.revert(taken.accepted)
-        if not taken.before.alive:
+        if taken.before not in self._generations.draining:
             return False
         self._generations.adopt(taken.before)
-        self._returned = f"the core that took over did not hold, and the one before it runs: {reason.text}"
-        self._status.enter(State.RUNNING, self._returned)
-        if other:
-            await self.settling.settle_start()
+        self._drain.begin()
         return True
 
     def _again(self, reason: NodeError) -> None:

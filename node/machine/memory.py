@@ -16,7 +16,9 @@ def available() -> int:
     free = psutil.virtual_memory().available
     with suppress(OSError, ValueError):
         limit, used = (int((_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-        free = min(free, limit - used)
+        # Files that were read are in it; they give way.
+        figures = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
+        free = min(free, limit - used + int(figures.get("inactive_file", 0)))
     return int(free)
 
 

@@ -15,7 +15,7 @@ from node.backend.probation import SECONDS as PROBATION
 from node.backend.renewal import CROWDED_WINDOW
 from node.backend.runner import Runner
 from node.contract.driver import Generation
-from node.errors import CoreFailed, InvalidConfig, PortTaken, UsersRefused
+from node.errors import Aborted, CoreFailed, InvalidConfig, PortTaken, UsersRefused
 from node.logs import LogRing
 from protos.service_pb2 import Backend, User
 from tests.harness.memory import MemoryRecord, SharedGeneration, SharingDriver, person
@@ -252,6 +252,21 @@ class Starts(OverlapTests):
         self.failureResultOf(self.start("a x", ANN), CoreFailed)
         self.assertEqual((old.alive, self.state[0]), (False, "failed"))
 
+    def test_a_stop_and_no_core_after_it(self) -> None:
+        """A run that once waited for a Start is not the one that waits later."""
+        self.started("a", ANN)
+        self.successResultOf(ensureDeferred(self.runner.stop("asked", GRACE)))
+        self.started("a", ANN)
+        new = self.started("a,b", ANN)
+        self.pass_time(PROBATION + 1)
+        self.driver.launching.shut = True
+        new.die()
+        self.pass_time(0)
+        stop = ensureDeferred(self.runner.stop("asked", GRACE))
+        self.driver.launching.open()
+        self.successResultOf(stop)
+        self.assertEqual(self.started("a,b", ANN).plan.config, "a,b")
+
     def test_a_stop_meanwhile(self) -> None:
         """No run is left, wherever the overlap was."""
         for gate in (self.driver.launching, self.driver.proving):
@@ -302,12 +317,36 @@ class WaysBack(OverlapTests):
         self.assertEqual(self.current, old)
 
     def test_it_hangs(self) -> None:
-        """One that answers nothing any more is ended."""
-        old = self.started("a", ANN)
+        """One that answers nothing any more is ended, also if it hangs just before it would have held."""
+        for before in (0.0, PROBATION - 0.5):
+            old = self.started("a", ANN)
+            new = self.started("a x", ANN)
+            self.pass_time(before)
+            new.silent = True
+            self.pass_time(7)
+            self.assertEqual((new.killed, self.current, self.state[0]), (True, old, "running"))
+
+    def test_it_is_busy(self) -> None:
+        """That is no reason to take back what a controller was answered."""
+        self.started("a", ANN)
         new = self.started("a x", ANN)
+        self.pass_time(1)
         new.silent = True
-        self.pass_time(4)
-        self.assertEqual((new.killed, self.current, self.state[0]), (True, old, "running"))
+        self.pass_time(4.5)
+        new.silent = False
+        self.pass_time(PROBATION)
+        self.assertEqual((new.alive, self.current), (True, new))
+
+    def test_the_one_before_is_busy(self) -> None:
+        """That is no reason to restart it."""
+        old = self.started("a", ANN)
+        old.silent = True
+        start = self.start("a x", ANN)
+        self.pass_time(1.5)
+        old.silent = False
+        self.pass_time(1)
+        self.successResultOf(start)
+        self.assertTrue(old.alive)
 
     def test_nobody_is_connected_to_the_one_before(self) -> None:
         """It is there for as long as there is a way back."""
@@ -328,6 +367,47 @@ class WaysBack(OverlapTests):
         self.pass_time(0)
         self.assertEqual((self.current.plan.config, self.state), ("a x", ("running", "")))
         self.assertIsNot(self.current, new)
+
+    def test_one_that_comes_again_dies_at_once(self) -> None:
+        """What is still there of an earlier configuration is not what it comes in the place of."""
+        self.started("a", ANN)
+        new = self.started("b", BOB)
+        self.pass_time(PROBATION + 1)
+        new.die()
+        self.pass_time(0)
+        self.current.die()
+        self.pass_time(3)
+        self.assertEqual((self.current.plan.config, self.state), ("b", ("running", "")))
+
+    def test_while_another_run_comes(self) -> None:
+        """What comes in for users' sake when the configuration has not held does not stay."""
+        old = self.started("a", ANN)
+        new = self.started("b", person("ann", "one", "a", "b"))
+        self.driver.dear = lambda change: new.alive
+        self.driver.proving.shut = True
+        update = ensureDeferred(self.runner.users.update([person("bob", "two", "a", "b")]))
+        self.pass_time(1)
+        new.die()
+        self.pass_time(0)
+        self.driver.proving.open()
+        self.pass_time(1)
+        self.assertEqual((self.current, self.driver.led, self.state[0]), (old, old, "running"))
+        self.assertEqual(self.names(old), {"ann", "bob"})
+        self.successResultOf(update)
+        [between] = [run for run in self.driver.running if run is not old]
+        cast(SharedGeneration, between).connections = 0
+        self.pass_time(10)
+        self.assertFalse(between.alive)
+
+    def test_is_told_until_it_is_known(self) -> None:
+        """A Start of what runs by now, or a Stop, is the answer."""
+        for answer in (lambda: self.start("a", ANN), lambda: ensureDeferred(self.runner.stop("asked"))):
+            self.started("a", ANN)
+            self.started("a x", ANN).die()
+            self.pass_time(0)
+            self.assertIn("did not hold", "".join(self.runner.warnings))
+            self.successResultOf(answer())
+            self.assertEqual(self.runner.warnings, [])
 
     def test_both_die(self) -> None:
         """So is that."""
@@ -375,6 +455,59 @@ class Renewals(OverlapTests):
         self.driver.faults = [CoreFailed("it fell")]
         [refused] = self.failureResultOf(self.settled(self.sync(ANN, BOB)), UsersRefused).value.refused
         self.assertEqual((refused, self.current, self.state[0]), (("bob", "a: it fell"), old, "running"))
+
+    def test_a_stop_while_they_come(self) -> None:
+        """The run that comes in is the one that waits for a Start then."""
+        old = self.started("a", ANN)
+        self.driver.proving.shut = True
+        sync = self.settled(self.sync(ANN, BOB))
+        stop = ensureDeferred(self.runner.stop("asked", GRACE))
+        self.driver.proving.open()
+        self.failureResultOf(sync, Aborted)
+        self.successResultOf(stop)
+        self.successResultOf(self.settled(self.start("a", ANN, BOB)))
+        self.assertEqual((self.current, self.names(self.current)), (self.driver.led, {"ann", "bob"}))
+        old.connections = 0
+        self.pass_time(10)
+        self.assertFalse(old.alive)
+
+    def test_a_start_while_they_come(self) -> None:
+        """The run that they are not in keeps whom it has by its own configuration."""
+        old = self.started("a,b", person("ann", "one", "a", "b"))
+        self.driver.proving.shut = True
+        sync = self.settled(self.sync(person("ann", "one", "a", "b"), person("bob", "two", "a", "b")))
+        start = self.start("b", person("ann", "one", "a", "b"))
+        self.driver.proving.open()
+        for done in (start, sync):
+            self.successResultOf(done)
+        self.assertEqual((old.alive, old.accounts), (True, {"a": {"ann": b"one"}, "b": {"ann": b"one"}}))
+
+    def test_nobody_waits_for_more_of_them(self) -> None:
+        """A Start or a Stop comes at once, however long they are collected for."""
+        for hurry in (lambda: self.start("a x"), lambda: ensureDeferred(self.runner.stop("asked"))):
+            self.started("a")
+            for user in (ANN, BOB):
+                self.successResultOf(self.settled(ensureDeferred(self.runner.users.update([user]))))
+            late = ensureDeferred(self.runner.users.update([CY]))
+            self.pass_time(1)
+            self.assertNoResult(late)
+            hurried = hurry()
+            self.pass_time(1)
+            self.successResultOf(hurried)
+            late.addErrback(lambda _: None)
+            self.successResultOf(late)
+            self.successResultOf(ensureDeferred(self.runner.stop("asked")))
+
+    def test_a_stop_leaves_nothing_to_do(self) -> None:
+        """Also if a run takes over only then."""
+        self.started("a", ANN)
+        self.driver.proving.shut = True
+        sync = self.settled(self.sync(ANN, BOB))
+        stop = ensureDeferred(self.runner.stop("asked"))
+        self.failureResultOf(sync, Aborted)
+        self.driver.proving.open()
+        self.successResultOf(stop)
+        self.assertEqual((self.driver.running, self.clock.getDelayedCalls()), ([], []))
 
     def test_many_one_after_another(self) -> None:
         """Where one that drains would end early they are collected for longer."""
