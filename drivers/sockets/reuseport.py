@@ -34,8 +34,8 @@ RESET = struct.pack("ii", 1, 0)
 _TOO_MANY_HOPS = 255
 # The index that no socket of a group has.
 NOBODY = 0xFFFFFFFF
-# Seconds for an answer over the loopback, which takes some microseconds.
-_PATIENCE = 1.0
+# Seconds for an answer over the loopback, which takes some microseconds on a machine that is not overloaded.
+_PATIENCE = 3.0
 # The largest segment that a listener we look for says it takes (TCP_MAXSEG), and no other does: a client that meets it
 # meanwhile loses 1 % of an Ethernet frame. And what is read where nobody has set one, which zero restores.
 _MARK, _UNSET = 1439, 536
