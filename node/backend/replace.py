@@ -24,7 +24,8 @@ ANSWER = 2.0
 # Seconds in which a run that answers has to accept a connection on every inbound.
 PROOF = 5.0
 
-# The accounts that the next run begins with, asked when it is launched. Raises where it is not wanted any more.
+# The accounts that the next run begins with, asked when it is launched. Raises where it is not wanted any more, which
+# is asked again before it takes over.
 Target = Callable[[], Mapping[str, Accounts]]
 
 
@@ -106,7 +107,7 @@ class Replacement:
         """
         run = await self._launch(plan, target, deadline, before)
         try:
-            await _take_over(run)
+            await _take_over(run, target)
         except BaseException:
             await run.stop()
             raise
@@ -125,16 +126,19 @@ class Replacement:
                 await deferLater(self._reactor, PORT_RETRY)
 
 
-async def _take_over(run: Generation) -> None:
+async def _take_over(run: Generation, target: Target) -> None:
     assert isinstance(run, Shares)
     try:
         await run.join()
         await run.prove(PROOF)
+        target()
         await run.lead()
     except NotShared as error:
         # One that has ended cannot be joined by anybody: that is no reason to end the one that serves.
         if await run.answers(LAST_TRY):
             raise
         raise CoreFailed(f"the core came up and does not answer any more: {error}") from error
+    # From here on the caller has it: a Stop or a Start that came meanwhile knows nothing of it.
+    target()
     if not run.alive:
         raise CoreFailed("the core came up and ended at once")

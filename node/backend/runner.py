@@ -258,8 +258,6 @@ class Runner:
 
     async def _stop(self, grace: float, settled: Settled) -> None:
         self._cancel_grace()
-        # A run that is just taking the place of another one is still of what was accepted.
-        await self._settling.idle()
         self._waiting = self._generations.current or self._waiting
         if grace and self._waiting in self._generations.serving and self.desired.accepted is not None:
             self._generations.retire()
