@@ -49,7 +49,7 @@ class Generations:
 
     def adopt(self, generation: Generation) -> None:
         """This run is the current one now, new or taken back; the one before it drains."""
-        self.retire()
+        self._draining += filter(None, (self._current,))
         self._forget(generation)
         self._current = generation
         self._tell()

@@ -58,6 +58,14 @@ class GenerationsTests(SynchronousTestCase):
         generations.adopt(one)
         self.assertEqual((generations.current, generations.draining), (one, (other,)))
 
+    def test_one_takes_over(self) -> None:
+        """That is one change: nobody is told of a moment without a current run, which there was not."""
+        generations, one, other, told = Generations(), core(), core(), list[Generation | None]()
+        generations.adopt(one)
+        generations.watch(lambda: told.append(generations.current))
+        generations.adopt(other)
+        self.assertEqual(told, [other])
+
     def test_who_watches_is_told(self) -> None:
         """Of each join and exit, after it."""
         generations, one, told = Generations(), core(), list[int]()
