@@ -42,8 +42,7 @@ class Probation:
         self._asking = Periodic("asking a new core whether it holds", self._ask, ASK, reactor)
 
     def begin(self, run: Generation, before: Shares, accepted: Accepted) -> None:
-        """This run took over from that one."""
-        self.end()
+        """This run took over from that one. An earlier one has ended."""
         self._taken = Taken(run, before, accepted)
         self._asking.start()
         self._until = self._reactor.seconds() + SECONDS

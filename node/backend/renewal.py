@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from twisted.internet.interfaces import IReactorTime
-
 from node.backend.desired import Desired
 from node.backend.faults import as_told
 from node.backend.generations import Generations
@@ -31,14 +29,12 @@ class Renewal:
 
     def __init__(
         self,
-        clock: IReactorTime,
         status: Status,
         desired: Desired,
         generations: Generations,
         replacement: Replacement,
         failed: Callable[[NodeError], None],
     ) -> None:
-        self._clock = clock
         self._status = status
         self._desired = desired
         self._generations = generations

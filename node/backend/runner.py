@@ -210,13 +210,14 @@ class Runner:
             self.desired.give_up()
             if self.status.stopped:
                 raise  # a Stop ended it; after any other error something has to run
-            if before[0] is State.RUNNING and self._generations.current:
-                raise await self._go_on(error, before[1]) from error
+            reason = as_told(error)
             if before[0] in (State.RUNNING, State.RESTARTING):
-                raise await self._put_back(error) from error
+                back = self._go_on(before[1]) if self._goes_on(before[0]) else self._put_back(reason)
+                kind = InvalidConfig if isinstance(reason, InvalidConfig) else CoreFailed
+                raise kind(f"{reason.text}; the backend before it {await back}") from error
             # What was stopped, and waited for this Start, ends now.
             await self._supervisor.end_all()
-            self.status.enter(*self._after_failure(as_told(error), *before))
+            self.status.enter(*self._after_failure(reason, *before))
             raise
         self._waiting = None
         self._resuming.cancel()
@@ -230,23 +231,21 @@ class Runner:
         again = "; what ran when the node ended is tried again" if self._resuming.pending else ""
         return State.FAILED, error.text + again
 
-    async def _go_on(self, error: Exception, reason: str) -> NodeError:
-        """The new core did not come up beside the one that serves, which nobody has to notice."""
-        first = as_told(error)
+    def _goes_on(self, before: State) -> bool:
+        """Whether the new core was to come up beside the one that serves, which nobody has to notice then."""
+        return before is State.RUNNING and self._generations.current is not None
+
+    async def _go_on(self, reason: str) -> str:
+        """The old backend serves all the same. Returns what became of it, for the caller."""
         self.status.enter(State.RUNNING, reason)
         await self._settling.settle_start()
-        kind = InvalidConfig if isinstance(error, InvalidConfig) else CoreFailed
-        return kind(f"{first.text}; the backend before it goes on")
+        return "goes on"
 
-    async def _put_back(self, error: Exception) -> NodeError:
-        """The new core did not come up after the old one had ended: run the old backend again."""
-        first = as_told(error)
-        kind = InvalidConfig if isinstance(error, InvalidConfig) else CoreFailed
-        self.status.enter(State.RESTARTING, first.text)
-        second = await self._supervisor.run_again(BACK_TIMEOUT)
-        if second is not None:
-            return kind(f"{first.text}; the backend before it did not come up at once either: {second.text}")
-        return kind(f"{first.text}; the backend before it runs again")
+    async def _put_back(self, reason: NodeError) -> str:
+        """The old core had ended: run the old backend again. Returns what became of it, for the caller."""
+        self.status.enter(State.RESTARTING, reason.text)
+        fault = await self._supervisor.run_again(BACK_TIMEOUT)
+        return f"did not come up at once either: {fault.text}" if fault else "runs again"
 
     def _tell(self, refused: list[Refusal], warnings: Iterable[str] = ()) -> None:
         for warning in warnings:

@@ -50,7 +50,7 @@ class Supervisor:
         self._replacement = replacement
         self._drain = drain
         self._backoff = Backoff(reactor)
-        self._renewal = Renewal(reactor, status, desired, generations, replacement, self._again)
+        self._renewal = Renewal(status, desired, generations, replacement, self._again)
         self.settling = Settling(status, desired, generations, self._keeper)
         self._watch = Watch(reactor, self._hung, self.settling.repair)
         self._probation = Probation(reactor, generations, self._hung)
@@ -118,7 +118,7 @@ class Supervisor:
     def _adopt(self, run: Generation) -> None:
         # Where none is the current one, those that drain may be of anything that was accepted once.
         before, accepted = self._generations.current, self._desired.before
-        self._returned = ""
+        self.confirmed()
         self._generations.adopt(run)
         self._probation.end()
         if isinstance(before, Shares) and accepted:

@@ -39,7 +39,7 @@ class Renewing:
         desired.accepted = Accepted(b"", 0, driver, plan, "", ("", "", frozenset()))
         wind_down: Any = self
         replacement = Replacement(reactor, self._generations, wind_down, NoRoom())
-        self._renewal = Renewal(reactor, status, desired, self._generations, replacement, self.failed.append)
+        self._renewal = Renewal(status, desired, self._generations, replacement, self.failed.append)
 
     async def end(self, run: Generation) -> None:
         """In the place of `WindDown.end`."""

@@ -91,13 +91,20 @@ class Crowd:
 
 def ended(link: socket.socket) -> bool:
     """Whether the connection is over; says so at once, and throws away what it carried before."""
-    while select.select([link], [], [], 0)[0]:
+    while readable(link):
         try:
             if not link.recv(100):
                 return True
         except ConnectionError:
             return True
     return False
+
+
+def readable(link: socket.socket) -> bool:
+    """Whether there is something to read, or an end. Not `select`, which takes no descriptor beyond 1,023."""
+    poller = select.poll()
+    poller.register(link, select.POLLIN)
+    return bool(poller.poll(0))
 
 
 def connect(stack: ExitStack, place: Place, socks_port: int, echo: EchoServer, size: int) -> Crowd:
@@ -212,7 +219,7 @@ def silent(links: list[socket.socket], witness: Crowd) -> bool:
 
 def answered(link: socket.socket) -> bool:
     try:
-        return bool(select.select([link], [], [], 0)[0] and link.recv(3))
+        return readable(link) and bool(link.recv(3))
     except ConnectionError:
         return False
 
