@@ -151,7 +151,7 @@ class Desired:
     async def build(
         self, accepted: Accepted | None, users: Sequence[User], before: Roster | None = None
     ) -> tuple[Roster, list[Refusal]]:
-        """The roster of these users. `before` is another of the same backend; nobody changes it meanwhile."""
+        """The roster of these users. `before` is another of an alike backend; nobody changes it meanwhile."""
         if accepted is None:
             return no_users(), []
         plan = accepted.plan

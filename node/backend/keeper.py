@@ -96,7 +96,7 @@ class Keeper:
         if self.serves or self._is_renewed:
             return diff(have, wanted)
         # Most of them stay, which is told faster here.
-        looked = [(tag, accounts.items(), wanted.get(tag, {})) for tag, accounts in have.items()]
+        looked = [(tag, some.items(), want) for tag, some in have.items() if some != (want := wanted.get(tag, {}))]
         return self.changes((tag, key) for tag, some, want in looked for key, packed in some if want.get(key) != packed)
 
     def touched(self, keys: Iterable[str]) -> Pairs:
