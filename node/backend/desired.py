@@ -72,6 +72,11 @@ class Desired:
         return self.roster.target
 
     @property
+    def standing(self) -> Roster:
+        """The users of the runs that there are, also while another backend is tried."""
+        return self._held.roster if self._held and self._held.accepted else self.roster
+
+    @property
     def before(self) -> Accepted | None:
         """What was accepted before the backend that is tried; where none is, what is accepted."""
         return self._held.accepted if self._held else self.accepted

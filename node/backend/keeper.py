@@ -16,7 +16,7 @@ from node.backend.reconcile import Pairs, Reconciler
 from node.backend.renewal import Renewal
 from node.backend.state import State, Status
 from node.contract.accounts import Change, Refusal, Unusable, diff, key_of
-from node.contract.driver import Applied, Generation, Lingers, Plan
+from node.contract.driver import Applied, Generation, Lingers, Plan, Shares
 from node.errors import NodeError
 from node.logs import Logger
 from protos.service_pb2 import User
@@ -70,8 +70,17 @@ class Keeper:
 
     @property
     def drains(self) -> bool:
-        """Whether its run has connections, and gets no new ones or waits for a Start. A Start that goes on ends it."""
-        return self.run in self._generations.draining and self._status.state is not State.STARTING
+        """Whether its run has connections and gets no other users: it drains, or waits for a Start.
+
+        It waits until the core of a Start is there, too; only one that goes on meanwhile is asked for anything.
+        """
+        if self._is_starting:
+            return isinstance(self.run, Shares) and self.run in self._generations.serving
+        return self.run in self._generations.draining
+
+    @property
+    def _is_starting(self) -> bool:
+        return self._status.state is State.STARTING
 
     @property
     def window(self) -> float:
@@ -92,10 +101,11 @@ class Keeper:
         return []
 
     def differences(self) -> list[Change]:
-        have, wanted = self.run.accounts, self._desired.target
+        have = self.run.accounts
         if self.serves or self._is_renewed:
-            return diff(have, wanted)
+            return diff(have, self._desired.target)
         # Most of them stay, which is told faster here.
+        wanted = self._desired.standing.target
         looked = [(tag, some.items(), want) for tag, some in have.items() if some != (want := wanted.get(tag, {}))]
         return self.changes((tag, key) for tag, some, want in looked for key, packed in some if want.get(key) != packed)
 
@@ -105,12 +115,13 @@ class Keeper:
 
     def _outstayed(self, tag: str, key: str) -> bool:
         """Whether a run that drains has somebody who was removed, or an account that is not theirs any more."""
-        packed, target = self.run.accounts.get(tag, {}).get(key), self._desired.target
+        packed, roster = self.run.accounts.get(tag, {}).get(key), self._desired.standing
+        target = roster.target
         if packed is None or target.get(tag, {}).get(key) == packed:
             return False
         if tag in target and key not in target[tag]:
             return True
-        user = self._desired.roster.users.get(key)
+        user = roster.users.get(key)
         return user is None or self._account(tag, User.FromString(user)) != packed
 
     def _account(self, tag: str, user: User) -> bytes | None:
@@ -146,7 +157,9 @@ class Keeper:
 
     async def renew(self, left: list[Change]) -> list[Refusal]:
         if self.drains:
-            await self._renewal.end(self.run)
+            # The one that a Start may fall back on is not ended: the next run, or the end of the Start, sees to it.
+            if not self._is_starting:
+                await self._renewal.end(self.run)
             return []
         if not self.serves:
             return []
@@ -191,6 +204,8 @@ class Keeper:
             # Whoever waits is told; and nobody knows now what is in force.
             if self.run.alive:
                 await self._answers()
+            if not (self.serves or self.drains):
+                return Applied([], [])
             raise
 
     async def _answers(self) -> bool:

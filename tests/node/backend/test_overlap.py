@@ -220,6 +220,45 @@ class Starts(OverlapTests):
             self.successResultOf(done)
         self.assertEqual((self.names(old), self.names(self.current)), ({"ann"}, {"ann", "cy"}))
 
+    def test_who_leaves_meanwhile(self) -> None:
+        """The run that serves lets nobody in who was removed, and not only when another one is there."""
+        ancient = self.started("a", ANN, BOB)
+        old = self.started("a x", ANN, BOB)
+        self.driver.launching.shut = True
+        starting = self.start("a y", ANN, BOB, CY)
+        self.successResultOf(ensureDeferred(self.runner.users.update([User(email="ann"), person("bob", "new", "a")])))
+        self.assertEqual((self.names(old), self.names(ancient), self.state[0]), (set(), set(), "starting"))
+        self.driver.launching.open()
+        self.successResultOf(starting)
+        self.assertEqual((self.names(self.current), self.names(old)), ({"bob", "cy"}, set()))
+
+    def test_who_cannot_leave_meanwhile(self) -> None:
+        """The run that serves is not ended for them: another one is on its way."""
+        old = self.started("a", ANN, BOB)
+        self.driver.launching.shut = True
+        starting = self.start("a x", ANN, BOB)
+        self.driver.dear = lambda change: change.key == "ann"
+        leaving = ensureDeferred(self.runner.users.update([User(email="ann")]))
+        self.pass_time(1)
+        self.successResultOf(leaving)
+        self.assertTrue(old.alive)
+        self.driver.launching.open()
+        self.pass_time(1)
+        self.successResultOf(starting)
+        self.assertEqual((self.names(self.current), old.alive), ({"bob"}, False))
+
+    def test_who_leaves_by_a_start_that_fails(self) -> None:
+        """Nobody is out of the run that goes on, unless they were removed meanwhile."""
+        old = self.started("a", ANN, BOB)
+        self.driver.launching.shut = True
+        self.driver.faults = [CoreFailed("it fell")]
+        starting = self.start("a x", CY)
+        self.successResultOf(ensureDeferred(self.runner.users.update([User(email="ann")])))
+        self.assertEqual(self.names(old), {"bob"})
+        self.driver.launching.open()
+        self.failureResultOf(starting, CoreFailed)
+        self.assertEqual((self.names(old), self.current), ({"bob"}, old))
+
     def test_users_while_one_fails(self) -> None:
         """They are in the one that goes on."""
         old = self.started("a", ANN, BOB)
