@@ -25,6 +25,10 @@ from protos.service_pb2 import User
 LIVES = 1.0
 # Seconds after a removal in which the credential may stay in a core that keeps the user out.
 REFRESH = 3.0
+# Seconds after which another run is tried again that could not come in for that; and for which it waits at most rather
+# than end one that drains.
+RETRY = 30.0
+PATIENCE = 60.0
 
 
 class Keeper:
@@ -57,7 +61,10 @@ class Keeper:
         self._renewal = renewal
         self._adopt = adopt
         self._doubt = doubt
+        self.window = renewal.window
         self._refreshing: IDelayedCall | None = None
+        # Since when it has waited for a run that drains to be gone.
+        self._patient_since: float | None = None
         reconciler = Reconciler(self, partial(deferLater, reactor))
         self.settle: Callable[[Pairs], Deferred[list[Refusal]]] = reconciler.settle
         self.unsettled, self.repair, self.idle = reconciler.unsettled, reconciler.repair, reconciler.idle
@@ -81,10 +88,6 @@ class Keeper:
     @property
     def _is_starting(self) -> bool:
         return self._status.state is State.STARTING
-
-    @property
-    def window(self) -> float:
-        return self._renewal.window
 
     @property
     def _is_renewed(self) -> bool:
@@ -173,18 +176,34 @@ class Keeper:
             self.run = run
             self._adopt(run)
 
-    def _refresh_soon(self) -> None:
+    @property
+    def _lingers(self) -> bool:
+        return self.serves and isinstance(self.run, Lingers) and self.run.lingering
+
+    def _refresh_soon(self, seconds: float = REFRESH) -> None:
         """Have another run come in that knows nothing of removed users; with those who are removed soon after them."""
-        if self._refreshing is None and self.serves and isinstance(self.run, Lingers) and self.run.lingering:
-            self._refreshing = self._reactor.callLater(REFRESH, self._refresh)
+        if self._refreshing is None and self._lingers:
+            self._refreshing = self._reactor.callLater(seconds, self._refresh)
 
     def _refresh(self) -> None:
         self._refreshing = None
-        in_background(self._alone(self._refreshed), "removed users are kept out without another run")
+        if self._renewal.crowded and self._is_patient():
+            self._refresh_soon()
+        else:
+            self._patient_since = None
+            in_background(self._alone(self._refreshed), "removed users are kept out without another run")
+
+    def _is_patient(self) -> bool:
+        """Whether nobody's connections are to end yet for the sake of users who are kept out anyway."""
+        now = self._reactor.seconds()
+        self._patient_since = now if self._patient_since is None else self._patient_since
+        return now - self._patient_since < PATIENCE
 
     async def _refreshed(self) -> None:
-        if self.serves and isinstance(self.run, Lingers) and self.run.lingering:
+        if self._lingers:
             self._take(await self._renewal.refresh(self.run))
+            # If that could not be done.
+            self._refresh_soon(RETRY)
 
     def kept(self, changes: Iterable[Change], left: Iterable[Change] = ()) -> list[Change]:
         """Those of the changes, but the ones that are left, which take something away that is still in force."""

@@ -17,9 +17,11 @@ from protos.service_pb2 import User
 
 # Seconds that the new run may take to come up.
 SECONDS = 5.0
-# Seconds for which changes are collected that take a new run of the core, and where that ends one that drains early.
+# Seconds for which changes are collected that take a new run of the core, and at most while that would end one that
+# drains early; and between two looks at whether it still would.
 WINDOW = 0.3
 CROWDED_WINDOW = 10.0
+LOOK = 1.0
 
 
 class Renewal:
@@ -43,9 +45,15 @@ class Renewal:
         self.end = replacement.end
 
     @property
-    def window(self) -> float:
-        """Seconds for which changes are collected before another run is begun for them."""
-        return CROWDED_WINDOW if self._replacement.crowded else WINDOW
+    def crowded(self) -> bool:
+        """Whether another run ends one that drains before its time."""
+        return self._replacement.crowded
+
+    def window(self, collected: float) -> float:
+        """Seconds for which changes are collected, more than these, before another run is begun for them."""
+        if collected < WINDOW:
+            return WINDOW
+        return LOOK if self.crowded and collected < CROWDED_WINDOW else 0.0
 
     async def renew(self, run: Generation, left: Sequence[Change]) -> tuple[Generation, list[Refusal]]:
         """A run with these changes, or without those of them who come if the core refuses it with them.

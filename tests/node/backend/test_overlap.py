@@ -11,6 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from node.backend import drain
 from node.backend.drain import SETTLED, Limits
 from node.backend.generations import Generations
+from node.backend.keeper import PATIENCE, REFRESH, RETRY
 from node.backend.probation import SECONDS as PROBATION
 from node.backend.renewal import CROWDED_WINDOW
 from node.backend.runner import Runner
@@ -574,3 +575,53 @@ class Renewals(OverlapTests):
         self.assertEqual((self.current, self.names(old), self.state[0]), (old, {"ann"}, "running"))
         self.pass_time(61)
         self.assertEqual(self.names(self.current), {"ann", "bob"})
+
+
+class Refreshes(OverlapTests):
+    """Another run for the sake of users whom the core keeps out though it knows their credentials."""
+
+    def removed(self, *staying: User) -> SharedGeneration:
+        """The run from which somebody was removed just now."""
+        run = self.current
+        run.lingering = True
+        self.successResultOf(self.sync(*staying))
+        return run
+
+    def test_soon(self) -> None:
+        """It knows nothing of them, and nobody's connections end for it."""
+        self.started("a", ANN, BOB)
+        old = self.removed(BOB)
+        self.pass_time(REFRESH + 0.5)
+        self.assertEqual((self.names(self.current), self.current is old, old.alive), ({"bob"}, False, True))
+
+    def test_one_that_does_not_come_up(self) -> None:
+        """Is tried again after a while, without another change."""
+        self.started("a", ANN, BOB)
+        old = self.removed(BOB)
+        self.driver.faults = [CoreFailed("it fell")]
+        self.pass_time(REFRESH + RETRY - 1)
+        self.assertEqual((self.current, len(self.driver.launches)), (old, 2))
+        self.pass_time(2)
+        self.assertIsNot(self.current, old)
+
+    def test_where_one_that_drains_would_end(self) -> None:
+        """It waits for that to end by itself, for a while."""
+        for config in ("a", "a x", "a y"):
+            self.started(config, ANN, BOB)
+        oldest, serving = self.generations.draining[0], self.removed(BOB)
+        self.pass_time(REFRESH * 3)
+        self.assertEqual((self.current, oldest.alive), (serving, True))
+        cast(SharedGeneration, oldest).connections = 0
+        self.pass_time(REFRESH + 2)
+        self.assertNotEqual((self.current, oldest.alive), (serving, True))
+
+    def test_where_none_ends(self) -> None:
+        """Who was removed does not wait for ever."""
+        self.runner._supervisor._drain._limits = Limits(timeout=600.0, generations=2)
+        for config in ("a", "a x", "a y"):
+            self.started(config, ANN, BOB)
+        oldest, serving = self.generations.draining[0], self.removed(BOB)
+        self.pass_time(PATIENCE - 1)
+        self.assertEqual((self.current, oldest.alive), (serving, True))
+        self.pass_time(REFRESH * 2 + 2)
+        self.assertEqual((self.current is serving, oldest.alive), (False, False))
