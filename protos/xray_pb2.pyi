@@ -55,12 +55,20 @@ class User(_message.Message):
     def __init__(self, level: _Optional[int] = ..., email: _Optional[str] = ..., account: _Optional[_Union[TypedMessage, _Mapping]] = ...) -> None: ...
 
 class VlessAccount(_message.Message):
-    __slots__ = ("id", "flow")
+    __slots__ = ("id", "flow", "reverse")
     ID_FIELD_NUMBER: _ClassVar[int]
     FLOW_FIELD_NUMBER: _ClassVar[int]
+    REVERSE_FIELD_NUMBER: _ClassVar[int]
     id: str
     flow: str
-    def __init__(self, id: _Optional[str] = ..., flow: _Optional[str] = ...) -> None: ...
+    reverse: VlessReverse
+    def __init__(self, id: _Optional[str] = ..., flow: _Optional[str] = ..., reverse: _Optional[_Union[VlessReverse, _Mapping]] = ...) -> None: ...
+
+class VlessReverse(_message.Message):
+    __slots__ = ("tag",)
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    tag: str
+    def __init__(self, tag: _Optional[str] = ...) -> None: ...
 
 class VmessAccount(_message.Message):
     __slots__ = ("id",)

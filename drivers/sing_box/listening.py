@@ -6,6 +6,8 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from drivers.process.exclusive import interface, wireguard
+
 Json = dict[str, Any]
 
 # What of an inbound says on which socket it listens.
@@ -29,13 +31,14 @@ def datagrams(tree: Json, kind: str) -> frozenset[int]:
 def exclusive(tree: Json, directories: Collection[str]) -> Iterator[str]:
     """Network interfaces, keys of peers, ports of services, and `directories` that a core keeps things in, in words."""
     for endpoint in tree.get("endpoints", []):
-        yield f"the endpoint {endpoint['tag']!r} can be in one process at a time"
+        tag, kind = endpoint["tag"], endpoint.get("type")
+        yield wireguard(tag) if kind == "wireguard" else f"the {kind} endpoint {tag!r} can be live in one process only"
     for inbound in tree.get("inbounds", []):
         if inbound["type"] == "tun":
-            yield f"the network interface of {inbound['tag']!r} can be in one process at a time"
+            yield interface(inbound["tag"])
+    # Some listen without saying where: resolved has a port of its own.
     for service in tree.get("services", []):
-        if "listen_port" in service:
-            yield f"the service {service.get('type')} listens on a port that one process at a time can have"
+        yield f"the service {service.get('type')} can be in one process at a time"
     if _keeps({kind: some for kind, some in tree.items() if kind != "endpoints"}, directories):
         yield "certificates by ACME, or what else the core keeps on disk, one process at a time can have"
 

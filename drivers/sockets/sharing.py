@@ -14,10 +14,11 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 
-from drivers.sockets.connections import Ports, Unreachable, alive
+from drivers.sockets.connections import Ports, alive
 from drivers.sockets.datagrams import Datagrams
 from drivers.sockets.listeners import Survey, survey
 from drivers.sockets.reuseport import Address
+from drivers.sockets.rights import Unreachable
 from drivers.sockets.steering import Steering, Unsteerable
 from node.contract.driver import NotShared
 from node.errors import CoreFailed

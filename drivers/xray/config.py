@@ -13,7 +13,7 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from drivers.credentials import KEY_BYTES
-from drivers.xray import selectors, streams
+from drivers.xray import exclusive, selectors, streams
 from drivers.xray.access import BadMask, Mask, Shown
 from drivers.xray.accounts import BUILDERS, Inbound
 from drivers.xray.doors import Door, doors, entrances, is_over_udp, listens
@@ -55,11 +55,6 @@ UNSUPPORTED = {
     "xray.proxy.shadowsocks_2022.RelayServerConfig": "a Shadowsocks-2022 relay has destinations, not users",
 }
 SHADOWSOCKS = ("xray.proxy.shadowsocks.ServerConfig", SHADOWSOCKS_2022, SHADOWSOCKS_2022_SINGLE)
-# What a second process would take from the first: a network interface, or the peers of its key.
-EXCLUSIVE = {
-    "xray.proxy.tun.Config": "the network interface of",
-    "xray.proxy.wireguard.DeviceConfig": "the WireGuard key of",
-}
 API_SERVICES = (
     "xray.app.proxyman.command.Config",
     "xray.app.stats.command.Config",
@@ -107,9 +102,7 @@ class Plan:
     @property
     def exclusive(self) -> Sequence[str]:
         """What of it only one process at a time can have, in words."""
-        handlers: list[InboundHandlerConfig | OutboundHandlerConfig] = [*self.base.inbound, *self.base.outbound]
-        found = ((EXCLUSIVE.get(handler.proxy_settings.type), handler.tag) for handler in handlers)
-        return [f"{what} {tag!r} can be in one process at a time" for what, tag in found if what]
+        return list(exclusive.exclusive(self.base))
 
     def account(self, tag: str, user: service_pb2.User) -> Account | None:
         inbound = self.inbounds[tag]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import os
 import signal
 import tempfile
 import threading
@@ -306,6 +308,22 @@ class XrayTests(SharingTests):
         plan = await self.prepared({**self.home.inbound, "listen": str(path)})
         run = await self.launched(plan)
         self.assertEqual(await run.obstacles(plan), [f"only one process can listen at {path}"])
+
+        abstract = f"@{path.name}-{os.getpid()}"
+        plan = await self.prepared({**self.home.inbound, "listen": abstract})
+        run = await self.launched(plan)
+        self.assertEqual(await run.obstacles(plan), [f"only one process can listen at {abstract}"])
+
+    async def test_a_key_of_wireguard(self) -> None:
+        """Its peer knows one process: that is told, and nothing is touched."""
+        key = base64.b64encode(bytes(32)).decode()
+        settings = {"secretKey": key, "noKernelTun": True, "peers": [{"publicKey": key, "endpoint": "127.0.0.1:9"}]}
+        outbounds = [{"protocol": "freedom"}, {"protocol": "wireguard", "tag": "warp", "settings": settings}]
+        plan = await self.prepared(self.home.inbound, outbounds=outbounds)
+        run = await self.launched(plan)
+        [obstacle] = await run.obstacles(plan)
+        self.assertIn("WireGuard key of 'warp'", obstacle)
+        self.assertFalse(run.shared)
 
 
 class SingBoxTests(SharingTests):

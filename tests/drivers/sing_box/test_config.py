@@ -257,9 +257,11 @@ def test_on_which_sockets_it_listens() -> None:
 @pytest.mark.parametrize(
     ("what", "word"),
     [
-        ({"endpoints": [{"type": "wireguard", "tag": "warp"}]}, "'warp'"),
+        ({"endpoints": [{"type": "wireguard", "tag": "warp"}]}, "WireGuard key of 'warp'"),
+        ({"endpoints": [{"type": "tailscale", "tag": "net"}]}, "tailscale endpoint 'net'"),
         ({"inbounds": [{"type": "tun", "tag": "tun"}]}, "'tun'"),
-        ({"services": [{"type": "resolved", "listen_port": 53}]}, "resolved"),
+        ({"services": [{"type": "resolved"}]}, "resolved"),
+        ({"certificate_providers": [{"type": "acme", "tag": "c"}]}, "ACME"),
         ({"inbounds": [{"type": "trojan", "tls": {"acme": {"domain": "x"}}}]}, "ACME"),
         ({"outbounds": [{"type": "tor", "data_directory": "/x"}]}, "disk"),
     ],
@@ -268,7 +270,14 @@ def test_what_one_process_has(what: Any, word: str) -> None:
     """Each is told by its name."""
     [line] = planned(*what.pop("inbounds", []), **what).exclusive
     assert word in line
-    assert planned({"type": "vless", "tag": "a"}).exclusive == []
+
+
+def test_what_every_process_can_have() -> None:
+    """What is left out is nothing that another process could want: a cache file, and APIs."""
+    left_out = {"cache_file": {"enabled": True, "path": "/x"}, "clash_api": {"external_controller": "127.0.0.1:1"}}
+    made = planned({"type": "vless", "tag": "a"}, experimental=left_out, services=[{"type": "api"}])
+    assert made.exclusive == []
+    assert "cache_file" in "".join(made.warnings)
 
 
 def test_others_may_have_the_ports_beside_it() -> None:

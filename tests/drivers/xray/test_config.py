@@ -682,11 +682,25 @@ def test_on_which_sockets_it_listens() -> None:
 
 
 def test_what_one_process_has() -> None:
-    """The keys of WireGuard, by which its peers know one process at a time."""
+    """The keys of WireGuard, by which its peers know one process at a time, inbound or outbound."""
     peers = [{"publicKey": "A" * 43 + "=", "endpoint": "127.0.0.1:1"}]
     wireguard = {"tag": "warp", "protocol": "wireguard", "settings": {"secretKey": "A" * 43 + "=", "peers": peers}}
     assert of(outbounds=[{"protocol": "freedom"}]).exclusive == []
-    assert of(outbounds=[wireguard]).exclusive == ["the WireGuard key of 'warp' can be in one process at a time"]
+    told = ["the WireGuard key of 'warp' can be live in one process only: its peers answer the one that spoke last"]
+    assert of(outbounds=[wireguard]).exclusive == told
+    listening = {**wireguard, "listen": "127.0.0.1", "port": 5}
+    assert of(inbounds=[listening]).exclusive == told
+
+
+def test_reverse_proxies() -> None:
+    """The bridges of a portal, of either kind, do not come to another process while the first one lives."""
+    told = ["the bridges of the reverse proxy 'home' stay with the process that they are connected to"]
+    assert of(reverse={"portals": [{"tag": "home", "domain": "home.test"}]}).exclusive == told
+    assert of(reverse={"bridges": [{"tag": "home", "domain": "home.test"}]}).exclusive == []
+    user = {"id": "11111111-1111-1111-1111-111111111111", "reverse": {"tag": "home"}}
+    text = json.dumps({"inbounds": [inbound("vless", decryption="none", clients=[user])]})
+    assert taken_over(text, "in").exclusive == told
+    assert taken_over(text).exclusive == []
 
 
 def test_datagrams_that_stand_for_themselves() -> None:
