@@ -17,6 +17,8 @@ from protos.xray_pb2 import InboundHandlerConfig, ReceiverConfig, StreamConfig
 _ONE_TO_ONE = ("", "tcp", "websocket", "httpupgrade")
 # … and those over UDP. Of all others one connection can carry many requests, a reverse proxy's those of many users.
 _UDP = ("mkcp", "hysteria", "quic")
+# By HTTP/3, if its TLS has that alone.
+_PERHAPS_UDP = ("splithttp",)
 _TCP_SETTINGS = "xray.transport.internet.tcp.Config"
 _UPGRADE_SETTINGS = (
     "xray.transport.internet.websocket.Config",
@@ -60,6 +62,13 @@ def entrances(handlers: Iterable[InboundHandlerConfig]) -> tuple[range, ...]:
 def is_over_udp(handler: InboundHandlerConfig) -> bool:
     """Whether its transport has connections of its own over UDP."""
     return _receiver(handler).stream_settings.protocol_name in _UDP
+
+
+def sessions(handlers: Iterable[InboundHandlerConfig]) -> frozenset[int]:
+    """The ports where clients have sessions by UDP, if any come by that."""
+    found = (_receiver(handler) for handler in handlers)
+    some = (each for each in found if each.stream_settings.protocol_name in (*_UDP, *_PERHAPS_UDP))
+    return frozenset(port for receiver in some for ports in _ports(receiver) for port in ports)
 
 
 def listens(handlers: Iterable[InboundHandlerConfig]) -> dict[int, frozenset[bytes]]:

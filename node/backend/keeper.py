@@ -16,7 +16,7 @@ from node.backend.reconcile import Pairs, Reconciler
 from node.backend.renewal import Renewal
 from node.backend.state import State, Status
 from node.contract.accounts import Change, Refusal, Unusable, diff, key_of
-from node.contract.driver import Applied, Generation, Lingers, Plan
+from node.contract.driver import Applied, Generation, Lingers, Plan, Shares
 from node.errors import NodeError
 from node.logs import Logger
 from protos.service_pb2 import User
@@ -81,6 +81,13 @@ class Keeper:
     def _is_renewed(self) -> bool:
         """Whether another run is taking the place of its run. That one begins with what this one had."""
         return self._status.running and self._generations.current is None and not self.drains
+
+    @property
+    def _lingers(self) -> bool:
+        """Whether its run keeps removed users out, and another one could forget them at nobody's cost."""
+        run = self.run
+        dear = isinstance(run, Shares) and run.ends_sessions
+        return self.serves and isinstance(run, Lingers) and run.lingering and not dear
 
     def changes(self, touched: Iterable[tuple[str, str]]) -> list[Change]:
         have, wanted = self.run.accounts, self._desired.target
@@ -162,7 +169,7 @@ class Keeper:
 
     def _refresh_soon(self) -> None:
         """Have another run come in that knows nothing of removed users; with those who are removed soon after them."""
-        if self._refreshing is None and self.serves and isinstance(self.run, Lingers) and self.run.lingering:
+        if self._refreshing is None and self._lingers:
             self._refreshing = self._reactor.callLater(REFRESH, self._refresh)
 
     def _refresh(self) -> None:
@@ -170,7 +177,7 @@ class Keeper:
         in_background(self._alone(self._refreshed), "removed users are kept out without another run")
 
     async def _refreshed(self) -> None:
-        if self.serves and isinstance(self.run, Lingers) and self.run.lingering:
+        if self._lingers:
             self._take(await self._renewal.refresh(self.run))
 
     def kept(self, changes: Iterable[Change], left: Iterable[Change] = ()) -> list[Change]:

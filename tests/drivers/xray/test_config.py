@@ -694,3 +694,16 @@ def test_datagrams_that_stand_for_themselves() -> None:
     shadowsocks = {**inbound("shadowsocks", method="aes-128-gcm", password="x"), "port": 5}
     assert of(inbounds=[shadowsocks]).datagrams == {5}
     assert of(inbounds=[{**shadowsocks, "streamSettings": {"network": "kcp"}}]).datagrams == frozenset()
+
+
+def test_sessions() -> None:
+    """Where the transport is over UDP, and where it may be."""
+    ways = [("raw", {}), ("kcp", {}), ("xhttp", {}), ("ws", {}), ("hysteria", {"hysteriaSettings": {"version": 2}})]
+    inbounds = [
+        {**vless(), "tag": str(port), "port": port, "streamSettings": {"network": network, **more}}
+        for port, (network, more) in enumerate(ways, 1)
+    ]
+    shadowsocks = {**inbound("shadowsocks", method="aes-128-gcm", password="x"), "tag": "6", "port": 6}
+    assert of(inbounds=[*inbounds, shadowsocks]).sessions == {2, 3, 5}
+    # Where an inbound over HTTP/2 has TCP, and another UDP.
+    assert of(inbounds=[*inbounds, {**shadowsocks, "port": 3}]).sessions == {2, 5}

@@ -11,6 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from node.backend import drain
 from node.backend.drain import SETTLED, Limits
 from node.backend.generations import Generations
+from node.backend.keeper import REFRESH
 from node.backend.probation import SECONDS as PROBATION
 from node.backend.renewal import CROWDED_WINDOW
 from node.backend.runner import Runner
@@ -219,6 +220,15 @@ class Starts(OverlapTests):
         for done in (start, sync):
             self.successResultOf(done)
         self.assertEqual((self.names(old), self.names(self.current)), ({"ann"}, {"ann", "cy"}))
+
+    def test_users_who_were_removed(self) -> None:
+        """Soon another run comes in, which has forgotten them; not where it would end sessions of others."""
+        for dear in (False, True):
+            old = self.started("a", ANN, BOB)
+            old.lingering, old.ends_sessions = True, dear
+            self.successResultOf(self.sync(ANN))
+            self.pass_time(REFRESH + 1)
+            self.assertEqual(old is self.current, dear)
 
     def test_users_while_one_fails(self) -> None:
         """They are in the one that goes on."""
