@@ -117,7 +117,7 @@ class SharedRun(Run[A]):
     def _seen(self, seen: Survey) -> list[str]:
         led = {*self._listening.datagrams, *self._listening.sessions}
         held = sorted(address for address in seen.udp if address.port not in led)
-        udp = [f"{address} is UDP, where clients have sessions with the core" for address in held]
+        udp = [f"UDP at {address} cannot be led to another run of the core" for address in held]
         paths = [f"only one process can listen at {path}" for path in sorted(seen.paths - self._own_paths)]
         return [*seen.obstacles, *udp, *paths]
 

@@ -108,7 +108,7 @@ class Plan:
 
     @property
     def datagrams(self) -> frozenset[int]:
-        return listening.datagrams(self.tree, LIVE)
+        return listening.datagrams(self.tree)
 
     @property
     def sessions(self) -> frozenset[int]:

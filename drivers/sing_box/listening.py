@@ -12,8 +12,10 @@ Json = dict[str, Any]
 _SOCKET = ("listen", "bind_interface", "netns", "routing_mark", "tcp_multi_path")
 # Types that take UDP alone, and have sessions there, …
 _QUIC = ("hysteria", "hysteria2", "tuic")
-# … and those that take TCP and UDP if their `network` does not say otherwise.
+# … those that take TCP and UDP if their `network` does not say otherwise.
 _BOTH = ("shadowsocks", "direct", "naive", "tproxy")
+# … and those whose datagrams stand for themselves.
+_APART = ("shadowsocks", "direct")
 
 
 def listens(tree: Json) -> Mapping[int, frozenset[str]]:
@@ -35,9 +37,9 @@ def taken_twice(tree: Json) -> Iterator[tuple[Json, Json]]:
                 yield other, inbound
 
 
-def datagrams(tree: Json, kind: str) -> frozenset[int]:
-    """The ports of inbounds of this type, where datagrams stand for themselves, if any come."""
-    return frozenset(inbound["listen_port"] for inbound in _bound(tree) if inbound["type"] == kind)
+def datagrams(tree: Json) -> frozenset[int]:
+    """The ports where datagrams stand for themselves, if any come."""
+    return frozenset(inbound["listen_port"] for inbound in _bound(tree) if inbound["type"] in _APART)
 
 
 def sessions(tree: Json) -> frozenset[int]:

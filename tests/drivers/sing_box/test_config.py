@@ -288,10 +288,11 @@ def test_what_comes_by_udp() -> None:
     """Where clients have sessions, and where each datagram stands for itself."""
     kinds: list[dict[str, Any]] = [{"type": kind} for kind in ("hysteria", "hysteria2", "tuic", "naive", "vless")]
     kinds += [{"type": "vmess", **QUIC}, {"type": "trojan", "transport": {"type": "ws"}}, {"type": "shadowsocks"}]
+    kinds += [{"type": "direct"}, {"type": "tproxy"}]
     made = planned(
         *({**kind, "tag": str(at), "listen_port": at} for at, kind in enumerate(kinds, 1)), {"type": "tun", "tag": "t"}
     )
-    assert (set(made.sessions), set(made.datagrams)) == ({1, 2, 3, 4, 6}, {8})
+    assert (set(made.sessions), set(made.datagrams)) == ({1, 2, 3, 4, 6}, {8, 9})
 
 
 @pytest.mark.parametrize(

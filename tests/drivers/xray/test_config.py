@@ -690,20 +690,29 @@ def test_what_one_process_has() -> None:
 
 
 def test_datagrams_that_stand_for_themselves() -> None:
-    """Those of Shadowsocks, unless its transport is over UDP."""
+    """Those of Shadowsocks, unless its transport is over UDP, and those that are passed on."""
     shadowsocks = {**inbound("shadowsocks", method="aes-128-gcm", password="x"), "port": 5}
     assert of(inbounds=[shadowsocks]).datagrams == {5}
     assert of(inbounds=[{**shadowsocks, "streamSettings": {"network": "kcp"}}]).datagrams == frozenset()
+    passing = {**inbound("dokodemo-door", address="127.0.0.1", network="udp"), "port": 6}
+    assert of(inbounds=[passing]).datagrams == {6}
+    transparent = {"sockopt": {"tproxy": "tproxy"}}
+    assert of(inbounds=[{**passing, "streamSettings": transparent}]).datagrams == frozenset()
 
 
-def test_sessions() -> None:
-    """Where the transport is over UDP, and where it may be."""
-    ways = [("raw", {}), ("kcp", {}), ("xhttp", {}), ("ws", {}), ("hysteria", {"hysteriaSettings": {"version": 2}})]
-    inbounds = [
-        {**vless(), "tag": str(port), "port": port, "streamSettings": {"network": network, **more}}
-        for port, (network, more) in enumerate(ways, 1)
-    ]
-    shadowsocks = {**inbound("shadowsocks", method="aes-128-gcm", password="x"), "tag": "6", "port": 6}
-    assert of(inbounds=[*inbounds, shadowsocks]).sessions == {2, 3, 5}
-    # Where an inbound over HTTP/2 has TCP, and another UDP.
-    assert of(inbounds=[*inbounds, {**shadowsocks, "port": 3}]).sessions == {2, 5}
+@pytest.mark.parametrize(
+    ("stream", "udp"),
+    [
+        ({"network": "raw"}, False),
+        ({"network": "ws"}, False),
+        ({"network": "kcp"}, True),
+        ({"network": "hysteria", "hysteriaSettings": {"version": 2}}, True),
+        ({"network": "xhttp"}, False),
+        ({"network": "xhttp", "security": "tls", "tlsSettings": {"alpn": ["h2", "h3"]}}, False),
+        ({"network": "xhttp", "security": "tls", "tlsSettings": {"alpn": ["h3"]}}, True),
+    ],
+)
+def test_sessions(stream: Json, udp: bool) -> None:
+    """Where the transport is over UDP; nobody's TCP connection is looked for there."""
+    made = of(inbounds=[{**vless(stream=stream), "port": "5-6"}])
+    assert (set(made.sessions), set(made.doors)) == (({5, 6}, set()) if udp else (set(), {"in"}))
