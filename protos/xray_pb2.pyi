@@ -215,16 +215,20 @@ class StreamConfig(_message.Message):
     def __init__(self, transport_settings: _Optional[_Iterable[_Union[TransportConfig, _Mapping]]] = ..., security_type: _Optional[str] = ..., security_settings: _Optional[_Iterable[_Union[TypedMessage, _Mapping]]] = ..., protocol_name: _Optional[str] = ..., socket_settings: _Optional[_Union[SocketConfig, _Mapping]] = ...) -> None: ...
 
 class SocketConfig(_message.Message):
-    __slots__ = ("accept_proxy_protocol",)
+    __slots__ = ("tproxy", "accept_proxy_protocol")
+    TPROXY_FIELD_NUMBER: _ClassVar[int]
     ACCEPT_PROXY_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    tproxy: int
     accept_proxy_protocol: bool
-    def __init__(self, accept_proxy_protocol: bool = ...) -> None: ...
+    def __init__(self, tproxy: _Optional[int] = ..., accept_proxy_protocol: bool = ...) -> None: ...
 
 class TlsConfig(_message.Message):
-    __slots__ = ("master_key_log",)
+    __slots__ = ("next_protocol", "master_key_log")
+    NEXT_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     MASTER_KEY_LOG_FIELD_NUMBER: _ClassVar[int]
+    next_protocol: _containers.RepeatedScalarFieldContainer[str]
     master_key_log: str
-    def __init__(self, master_key_log: _Optional[str] = ...) -> None: ...
+    def __init__(self, next_protocol: _Optional[_Iterable[str]] = ..., master_key_log: _Optional[str] = ...) -> None: ...
 
 class RealityConfig(_message.Message):
     __slots__ = ("show", "master_key_log")

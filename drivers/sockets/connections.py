@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from drivers.sockets import reuseport
+from drivers.sockets.hiding import disconnect
 from drivers.sockets.rights import Unreachable, ends, take
 
 # Address (4 or 16 bytes) and port (2) as they travel; an IPv4-mapped IPv6 address is its IPv4 address.
@@ -25,8 +26,6 @@ Ports = Sequence[range]
 
 # Where a process's descriptors are listed.
 _FILES = "/proc/{}/fd"
-# A socket address of no family.
-_NOWHERE = bytes(16)
 _MAPPED = bytes(10) + b"\xff\xff"
 _LIBC = ctypes.CDLL(None, use_errno=True)
 # What Python does not name of tcp_info: its state at 0, and how many milliseconds ago data was sent, and received.
@@ -203,12 +202,14 @@ def _end(descriptor: int, ports: Ports) -> bool:
     """Reset a connection under whoever holds it, if it is TCP and at one of these ports.
 
     Not shut down: where its end is awaited in each direction by itself, as by Shadowsocks-2022 in Xray, half of it
-    would live on. A connect to no address resets (tcp_disconnect in the kernel's net/ipv4/tcp.c).
+    would live on.
     """
     with socket.socket(fileno=os.dup(descriptor)) as connection:
         if connection.type != socket.SOCK_STREAM or not at(connection.getsockname()[1], ports):
             return False
-        if _LIBC.connect(descriptor, _NOWHERE, len(_NOWHERE)):
+        try:
+            disconnect(descriptor)
+        except OSError:
             with suppress(OSError):  # it ended by itself meanwhile
                 connection.shutdown(socket.SHUT_RDWR)
         return True

@@ -16,7 +16,7 @@ from drivers.credentials import KEY_BYTES
 from drivers.xray import exclusive, selectors, streams
 from drivers.xray.access import BadMask, Mask, Shown
 from drivers.xray.accounts import BUILDERS, Inbound
-from drivers.xray.doors import Door, doors, entrances, is_over_udp, listens
+from drivers.xray.doors import Door, doors, entrances, is_over_udp, is_transparent, listens
 from drivers.xray.selectors import OURS
 from drivers.xray.text import Hints, hints
 from drivers.xray.wire import field
@@ -96,8 +96,13 @@ class Plan:
     @property
     def datagrams(self) -> frozenset[int]:
         """The ports where datagrams stand for themselves, if any come."""
-        some = [handler for handler in self.base.inbound if handler.proxy_settings.type in SHADOWSOCKS]
-        return frozenset(listens(handler for handler in some if not is_over_udp(handler)))
+        some = [handler for handler in self.base.inbound if handler.proxy_settings.type in (*SHADOWSOCKS, DOKODEMO)]
+        return frozenset(listens(each for each in some if not (is_over_udp(each) or is_transparent(each))))
+
+    @property
+    def sessions(self) -> frozenset[int]:
+        """The ports where clients have sessions by UDP."""
+        return frozenset(listens(filter(is_over_udp, self.base.inbound)))
 
     @property
     def exclusive(self) -> Sequence[str]:

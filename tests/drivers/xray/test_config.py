@@ -704,7 +704,29 @@ def test_reverse_proxies() -> None:
 
 
 def test_datagrams_that_stand_for_themselves() -> None:
-    """Those of Shadowsocks, unless its transport is over UDP."""
+    """Those of Shadowsocks, unless its transport is over UDP, and those that are passed on."""
     shadowsocks = {**inbound("shadowsocks", method="aes-128-gcm", password="x"), "port": 5}
     assert of(inbounds=[shadowsocks]).datagrams == {5}
     assert of(inbounds=[{**shadowsocks, "streamSettings": {"network": "kcp"}}]).datagrams == frozenset()
+    passing = {**inbound("dokodemo-door", address="127.0.0.1", network="udp"), "port": 6}
+    assert of(inbounds=[passing]).datagrams == {6}
+    transparent = {"sockopt": {"tproxy": "tproxy"}}
+    assert of(inbounds=[{**passing, "streamSettings": transparent}]).datagrams == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("stream", "udp"),
+    [
+        ({"network": "raw"}, False),
+        ({"network": "ws"}, False),
+        ({"network": "kcp"}, True),
+        ({"network": "hysteria", "hysteriaSettings": {"version": 2}}, True),
+        ({"network": "xhttp"}, False),
+        ({"network": "xhttp", "security": "tls", "tlsSettings": {"alpn": ["h2", "h3"]}}, False),
+        ({"network": "xhttp", "security": "tls", "tlsSettings": {"alpn": ["h3"]}}, True),
+    ],
+)
+def test_sessions(stream: Json, udp: bool) -> None:
+    """Where the transport is over UDP; nobody's TCP connection is looked for there."""
+    made = of(inbounds=[{**vless(stream=stream), "port": "5-6"}])
+    assert (set(made.sessions), set(made.doors)) == (({5, 6}, set()) if udp else (set(), {"in"}))

@@ -259,6 +259,14 @@ class Starts(OverlapTests):
         self.driver.launching.open()
         self.failureResultOf(starting, CoreFailed)
         self.assertEqual((self.names(old), self.current), ({"bob"}, old))
+    def test_users_who_were_removed(self) -> None:
+        """Soon another run comes in, which has forgotten them; not where it would end sessions of others."""
+        for dear in (False, True):
+            old = self.started("a", ANN, BOB)
+            old.lingering, old.ends_sessions = True, dear
+            self.successResultOf(self.sync(ANN))
+            self.pass_time(REFRESH + 1)
+            self.assertEqual(old is self.current, dear)
 
     def test_users_while_one_fails(self) -> None:
         """They are in the one that goes on."""
