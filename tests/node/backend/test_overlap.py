@@ -259,6 +259,7 @@ class Starts(OverlapTests):
         self.driver.launching.open()
         self.failureResultOf(starting, CoreFailed)
         self.assertEqual((self.names(old), self.current), ({"bob"}, old))
+
     def test_users_who_were_removed(self) -> None:
         """Soon another run comes in, which has forgotten them; not where it would end sessions of others."""
         for dear in (False, True):
