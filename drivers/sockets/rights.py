@@ -7,6 +7,7 @@ Linux 5.6). A filter of system calls may forbid the call, and there are processe
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import select
 
@@ -21,13 +22,16 @@ class Unreachable(Exception):
     """The kernel does not let us at a child's sockets; the text tells the operator why, and what to allow."""
 
     def __init__(self, fault: OSError) -> None:
-        super().__init__(f"{_UNTRACED if _may_call() else _FORBIDDEN} ({fault})")
+        super().__init__(f"{_reason(fault)} ({fault})")
 
 
+# How the kernel refuses: by a filter, by the rules of ptrace, by hiding, or because it is too old.
+_REFUSALS = (errno.EPERM, errno.EACCES, errno.ENOENT, errno.ENOSYS)
 _FORBIDDEN = (
     "the node may not call pidfd_open and pidfd_getfd, by which it has the core's sockets: allow them (in a container "
     "by the capability SYS_PTRACE, or by a seccomp profile with them; under systemd by SystemCallFilter)"
 )
+_WITHOUT = "the node cannot have the core's sockets"
 _UNTRACED = (
     "the node may not trace the core, and so does not have its sockets: the core's executable must be readable by the "
     "node's user (mode 0755) and have no capabilities of its own, and kernel.yama.ptrace_scope must be 0 or 1"
@@ -48,6 +52,12 @@ def ends(process: int) -> bool:
     poll = select.poll()
     poll.register(process, select.POLLIN)
     return bool(poll.poll(_MOMENT))
+
+
+def _reason(fault: OSError) -> str:
+    if fault.errno not in _REFUSALS:
+        return _WITHOUT
+    return _UNTRACED if _may_call() else _FORBIDDEN
 
 
 def _may_call() -> bool:

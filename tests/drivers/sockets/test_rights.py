@@ -57,6 +57,11 @@ def test_a_process_that_may_not_be_traced() -> None:
     assert "mode 0755" in text and "kernel.yama.ptrace_scope" in text
 
 
+def test_another_error() -> None:
+    """For want of descriptors, say: nothing is to be allowed."""
+    assert str(Unreachable(OSError(errno.EMFILE, "Too many open files"))).startswith("the node cannot have")
+
+
 def test_a_process_that_is_hidden(greeter: Greeter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One that lives and is not to be seen in /proc is not taken for one that has ended, and listens on nothing."""
     monkeypatch.setattr(connections, "_FILES", str(tmp_path / "{}"))
