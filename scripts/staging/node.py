@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 import psutil
 
@@ -38,6 +38,9 @@ class NodeProcess:
     `directory` is an empty one for its files; `environment` is added to the settings (an empty value takes one away).
     At the end of the block the node is stopped, and `AssertionError` is raised if it or any process of its own is left.
     """
+
+    # How its process is made.
+    child: ClassVar[type[Child]] = Child
 
     def __init__(self, directory: Path, **environment: str) -> None:
         self.directory = directory
@@ -73,7 +76,7 @@ class NodeProcess:
     def start(self) -> None:
         """Run the node and wait until its ports accept. Raises `AssertionError` with its output if they do not."""
         argv = [str(_TWISTD), "--nodaemon", "--pidfile=", "node"]
-        self._child = Child(argv, self._environment, directory=self.directory)
+        self._child = self.child(argv, self._environment, directory=self.directory)
         ports = [int(self._environment[name]) for name in _PORTS if name in self._environment]
         self._child.ready(lambda: all(map(accepts, ports)), _READY, f"the node accepts on {ports}")
 
