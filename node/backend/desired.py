@@ -109,13 +109,17 @@ class Desired:
         self._install(roster)
         self._recorder.backend(self.accepted.request, before, roster)
 
-    async def revert(self, accepted: Accepted) -> None:
-        """An earlier backend is wanted again, with the users of now, as far as it has their inbounds."""
+    async def revert(self, accepted: Accepted) -> list[Refusal]:
+        """An earlier backend is wanted again, with the users of now, as far as it has their inbounds.
+
+        Returns who cannot be used there.
+        """
         users = [User.FromString(packed) for packed in self.roster.users.values()]
-        roster, _ = await self.build(accepted, users)
+        roster, refused = await self.build(accepted, users)
         before, self.accepted = self.roster, accepted
         self._install(roster)
         self._recorder.backend(accepted.request, before, roster)
+        return refused
 
     def clear(self) -> None:
         """No backend is wanted."""

@@ -14,7 +14,7 @@ from node.backend.backoff import Backoff
 from node.backend.control import Control, Settled
 from node.backend.desired import Accepted, Desired, Fingerprint, without_users
 from node.backend.drain import Drain, Limits
-from node.backend.faults import as_told, in_background
+from node.backend.faults import as_told, in_background, leave_out
 from node.backend.generations import Generations
 from node.backend.members import Members
 from node.backend.record import Record
@@ -259,8 +259,7 @@ class Runner:
     def _tell(self, refused: list[Refusal], warnings: Iterable[str] = ()) -> None:
         for warning in warnings:
             self._ring.event(warning)
-        for email, reason in refused:
-            self._ring.event(f"user {email!r} is left out: {reason}")
+        leave_out(self._ring, refused)
 
     # A Stop
 

@@ -356,6 +356,14 @@ class WaysBack(OverlapTests):
         self.successResultOf(self.start("a", ANN))
         self.assertEqual(self.current, old)
 
+    def test_who_is_left_out_of_the_one_before(self) -> None:
+        """Is named in the log."""
+        self.started("a", ANN)
+        self.started("a x", ANN, person("bob", "bad", "a")).die()
+        self.pass_time(0)
+        left_out = [line for line in self.ring.read(0)[0] if "user 'bob' is left out" in line]
+        self.assertEqual(len(left_out), 2)
+
     def test_it_hangs(self) -> None:
         """One that answers nothing any more is ended, also if it hangs just before it would have held."""
         for before in (0.0, PROBATION - 0.5):
