@@ -55,12 +55,20 @@ class User(_message.Message):
     def __init__(self, level: _Optional[int] = ..., email: _Optional[str] = ..., account: _Optional[_Union[TypedMessage, _Mapping]] = ...) -> None: ...
 
 class VlessAccount(_message.Message):
-    __slots__ = ("id", "flow")
+    __slots__ = ("id", "flow", "reverse")
     ID_FIELD_NUMBER: _ClassVar[int]
     FLOW_FIELD_NUMBER: _ClassVar[int]
+    REVERSE_FIELD_NUMBER: _ClassVar[int]
     id: str
     flow: str
-    def __init__(self, id: _Optional[str] = ..., flow: _Optional[str] = ...) -> None: ...
+    reverse: VlessReverse
+    def __init__(self, id: _Optional[str] = ..., flow: _Optional[str] = ..., reverse: _Optional[_Union[VlessReverse, _Mapping]] = ...) -> None: ...
+
+class VlessReverse(_message.Message):
+    __slots__ = ("tag",)
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    tag: str
+    def __init__(self, tag: _Optional[str] = ...) -> None: ...
 
 class VmessAccount(_message.Message):
     __slots__ = ("id",)
@@ -207,16 +215,20 @@ class StreamConfig(_message.Message):
     def __init__(self, transport_settings: _Optional[_Iterable[_Union[TransportConfig, _Mapping]]] = ..., security_type: _Optional[str] = ..., security_settings: _Optional[_Iterable[_Union[TypedMessage, _Mapping]]] = ..., protocol_name: _Optional[str] = ..., socket_settings: _Optional[_Union[SocketConfig, _Mapping]] = ...) -> None: ...
 
 class SocketConfig(_message.Message):
-    __slots__ = ("accept_proxy_protocol",)
+    __slots__ = ("tproxy", "accept_proxy_protocol")
+    TPROXY_FIELD_NUMBER: _ClassVar[int]
     ACCEPT_PROXY_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    tproxy: int
     accept_proxy_protocol: bool
-    def __init__(self, accept_proxy_protocol: bool = ...) -> None: ...
+    def __init__(self, tproxy: _Optional[int] = ..., accept_proxy_protocol: bool = ...) -> None: ...
 
 class TlsConfig(_message.Message):
-    __slots__ = ("master_key_log",)
+    __slots__ = ("next_protocol", "master_key_log")
+    NEXT_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     MASTER_KEY_LOG_FIELD_NUMBER: _ClassVar[int]
+    next_protocol: _containers.RepeatedScalarFieldContainer[str]
     master_key_log: str
-    def __init__(self, master_key_log: _Optional[str] = ...) -> None: ...
+    def __init__(self, next_protocol: _Optional[_Iterable[str]] = ..., master_key_log: _Optional[str] = ...) -> None: ...
 
 class RealityConfig(_message.Message):
     __slots__ = ("show", "master_key_log")

@@ -33,6 +33,10 @@ class Listening(Protocol):
         """The ports where each datagram stands for itself, if any come: it need not go where those before it went."""
 
     @property
+    def sessions(self) -> Collection[int]:
+        """The ports where clients have sessions by UDP, if any: who is told that nobody is there begins anew."""
+
+    @property
     def exclusive(self) -> Sequence[str]:
         """What of it only one process at a time can have, each in a line."""
 
@@ -62,6 +66,7 @@ class SharedRun(Run[A]):
         if not isinstance(made, type(self._listening)):
             return ["the next core is of another kind"]
         found = [*self._listening.exclusive, *moved(self._listening.listens, made.listens)]
+        found += turned(self._listening, made)
         if max(map(_count, (self._listening, made))) > MOST:
             return [*found, f"there are more than {MOST:,} listeners"]
         try:
@@ -72,8 +77,10 @@ class SharedRun(Run[A]):
     async def join(self) -> None:
         if not self.alive:
             raise NotShared("the core has ended")
-        datagrams = [range(port, port + 1) for port in self._listening.datagrams]
-        await self._sharing.join(self._number, self._listening.ports, datagrams)
+        datagrams, sessions = (
+            [range(port, port + 1) for port in ports] for ports in (self._listening.datagrams, self._listening.sessions)
+        )
+        await self._sharing.join(self._number, self._listening.ports, datagrams, sessions)
 
     async def prove(self, seconds: float) -> None:
         await self._sharing.prove(self._number, seconds)
@@ -85,6 +92,10 @@ class SharedRun(Run[A]):
 
     async def connected(self) -> int:
         return await self._sharing.connected(self._number, self._listening.ports)
+
+    @property
+    def ends_sessions(self) -> bool:
+        return bool(self._listening.sessions)
 
     @property
     def shared(self) -> bool:
@@ -104,8 +115,9 @@ class SharedRun(Run[A]):
         return True
 
     def _seen(self, seen: Survey) -> list[str]:
-        held = sorted(address for address in seen.udp if address.port not in self._listening.datagrams)
-        udp = [f"{address} is UDP, where clients have sessions with the core" for address in held]
+        led = {*self._listening.datagrams, *self._listening.sessions}
+        held = sorted(address for address in seen.udp if address.port not in led)
+        udp = [f"UDP at {address} cannot be led to another run of the core" for address in held]
         paths = [f"only one process can listen at {path}" for path in sorted(seen.paths - self._own_paths)]
         return [*seen.obstacles, *udp, *paths]
 
@@ -120,6 +132,12 @@ def moved(old: Mapping[int, Collection[object]], new: Mapping[int, Collection[ob
     """The kernel would give some connections to either run, whoever is to have them."""
     ports = sorted(port for port in old.keys() & new.keys() if old[port] != new[port])
     return [f"the inbound on port {port} moves to another address, or its socket has other options" for port in ports]
+
+
+def turned(old: Listening, new: Listening) -> list[str]:
+    """One way of leading datagrams knows nothing of a run that is led in the other."""
+    ports = sorted({*old.datagrams} & {*new.sessions} | {*old.sessions} & {*new.datagrams})
+    return [f"the inbound on port {port} becomes one of another kind over UDP" for port in ports]
 
 
 def _count(listening: Listening) -> int:

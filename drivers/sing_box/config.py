@@ -42,8 +42,6 @@ _COUNTED = [
 ]
 # Types whose connections another inbound takes on (`detour`).
 _LEADING = ("shadowtls", "vmess")
-# Types that listen on UDP alone.
-_QUIC = ("hysteria", "hysteria2", "tuic")
 # What has a tag, or the core's number for one.
 _TAGGED = ("inbounds", "outbounds", "endpoints")
 # Keys that name a file to be written or a program to be run, anywhere, …
@@ -105,12 +103,16 @@ class Plan:
         return [range(port, port + 1) for port in ports if port]
 
     @property
-    def listens(self) -> Mapping[int, Sequence[Json]]:
+    def listens(self) -> Mapping[int, frozenset[str]]:
         return listening.listens(self.tree)
 
     @property
     def datagrams(self) -> frozenset[int]:
-        return listening.datagrams(self.tree, LIVE)
+        return listening.datagrams(self.tree)
+
+    @property
+    def sessions(self) -> frozenset[int]:
+        return listening.sessions(self.tree)
 
     @property
     def exclusive(self) -> Sequence[str]:
@@ -165,11 +167,11 @@ def plan(formatted: bytes, exclude: frozenset[str], directory: Path, counts: boo
     warnings = list(_take_over(tree, directory))
     if not counts:
         warnings.append(UNCERTAIN)
-    _check_ports(tree.get("inbounds", []))
+    _check_ports(tree)
     inbounds = {}
     for inbound in tree.get("inbounds", []):
         managed = None if inbound["tag"] in exclude else inbound_of(inbound, inbound["tag"])
-        if "listen_port" in inbound and inbound["type"] not in _QUIC:
+        if "listen_port" in inbound:
             # So that a next run of the core can have the port beside this one.
             inbound["reuse_addr"] = True
         if managed:
@@ -280,15 +282,10 @@ def _name(tree: Json) -> None:
         raise InvalidConfig(f"several inbounds have the tag {min(double)!r}")
 
 
-def _check_ports(inbounds: Sequence[Mapping[str, Any]]) -> None:
-    """Raises `InvalidConfig` for a port that two have: the kernel would give its connections to either of them."""
-    taken: dict[tuple[str, int], str] = {}
-    for inbound in inbounds:
-        port = inbound.get("listen_port")
-        if port and inbound["type"] not in _QUIC:
-            other = taken.setdefault((inbound.get("listen", ""), port), inbound["tag"])
-            if other != inbound["tag"]:
-                raise InvalidConfig(f"the inbounds {other!r} and {inbound['tag']!r} have the same port {port}")
+def _check_ports(tree: Json) -> None:
+    """Raises `InvalidConfig` for a port that two have."""
+    for one, other in listening.taken_twice(tree):
+        raise InvalidConfig(f"the inbounds {one['tag']!r} and {other['tag']!r} have the same port {one['listen_port']}")
 
 
 def _take_over(tree: Json, directory: Path) -> Iterator[str]:

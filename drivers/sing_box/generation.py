@@ -17,7 +17,8 @@ from drivers.sing_box.accounts import alike, label, login_of, name_of, stranger,
 from drivers.sing_box.api import Api
 from drivers.sing_box.config import Endpoint, Plan
 from drivers.sing_box.live import LiveUsers
-from drivers.sockets.connections import Unreachable, deafen, run_dry
+from drivers.sockets.connections import deafen, run_dry
+from drivers.sockets.rights import Unreachable
 from drivers.sockets.sharing import Sharing
 from node.contract.accounts import Accounts, Change, Refusal, apply, key_of
 from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name

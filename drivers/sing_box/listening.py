@@ -6,36 +6,77 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from drivers.process.exclusive import interface, wireguard
+
 Json = dict[str, Any]
 
 # What of an inbound says on which socket it listens.
 _SOCKET = ("listen", "bind_interface", "netns", "routing_mark", "tcp_multi_path")
+# Types that take UDP alone, and have sessions there, …
+_QUIC = ("hysteria", "hysteria2", "tuic")
+# … those that take TCP and UDP if their `network` does not say otherwise.
+_BOTH = ("shadowsocks", "direct", "naive", "tproxy")
+# … and those whose datagrams stand for themselves.
+_APART = ("shadowsocks", "direct")
 
 
-def listens(tree: Json) -> Mapping[int, Sequence[Json]]:
+def listens(tree: Json) -> Mapping[int, frozenset[str]]:
     """By port how inbounds listen there."""
-    found: dict[int, list[Json]] = {}
-    for inbound in tree.get("inbounds", []):
-        if inbound.get("listen_port"):
-            found.setdefault(inbound["listen_port"], []).append({key: inbound.get(key) for key in _SOCKET})
-    return {port: sorted(some, key=json.dumps) for port, some in found.items()}
+    found: dict[int, frozenset[str]] = {}
+    for inbound in _bound(tree):
+        here = json.dumps({key: inbound.get(key) for key in _SOCKET})
+        found[inbound["listen_port"]] = found.get(inbound["listen_port"], frozenset()) | {here}
+    return found
 
 
-def datagrams(tree: Json, kind: str) -> frozenset[int]:
-    """The ports of inbounds of this type, where datagrams stand for themselves, if any come."""
-    return frozenset(inbound.get("listen_port", 0) for inbound in tree.get("inbounds", []) if inbound["type"] == kind)
+def taken_twice(tree: Json) -> Iterator[tuple[Json, Json]]:
+    """Inbounds at one address: the kernel would give what comes there to either of them."""
+    taken: dict[tuple[str, int, str], Json] = {}
+    for inbound in _bound(tree):
+        for network in _networks(inbound):
+            other = taken.setdefault((inbound.get("listen", ""), inbound["listen_port"], network), inbound)
+            if other is not inbound:
+                yield other, inbound
+
+
+def datagrams(tree: Json) -> frozenset[int]:
+    """The ports where datagrams stand for themselves, if any come."""
+    return frozenset(inbound["listen_port"] for inbound in _bound(tree) if inbound["type"] in _APART)
+
+
+def sessions(tree: Json) -> frozenset[int]:
+    """The ports where clients have sessions by UDP, if any come by that."""
+    some = (inbound for inbound in _bound(tree) if _is_quic(inbound) or inbound["type"] == "naive")
+    return frozenset(inbound["listen_port"] for inbound in some)
+
+
+def _bound(tree: Json) -> Iterator[Json]:
+    return (inbound for inbound in tree.get("inbounds", []) if inbound.get("listen_port"))
+
+
+def _networks(inbound: Json) -> Sequence[str]:
+    if _is_quic(inbound):
+        return ("udp",)
+    if inbound["type"] not in _BOTH:
+        return ("tcp",)
+    return [network for network in ("tcp", "udp") if network in (inbound.get("network") or ("tcp", "udp"))]
+
+
+def _is_quic(inbound: Json) -> bool:
+    return inbound["type"] in _QUIC or (inbound.get("transport") or {}).get("type") == "quic"
 
 
 def exclusive(tree: Json, directories: Collection[str]) -> Iterator[str]:
     """Network interfaces, keys of peers, ports of services, and `directories` that a core keeps things in, in words."""
     for endpoint in tree.get("endpoints", []):
-        yield f"the endpoint {endpoint['tag']!r} can be in one process at a time"
+        tag, kind = endpoint["tag"], endpoint.get("type")
+        yield wireguard(tag) if kind == "wireguard" else f"the {kind} endpoint {tag!r} can be live in one process only"
     for inbound in tree.get("inbounds", []):
         if inbound["type"] == "tun":
-            yield f"the network interface of {inbound['tag']!r} can be in one process at a time"
+            yield interface(inbound["tag"])
+    # Some listen without saying where: resolved has a port of its own.
     for service in tree.get("services", []):
-        if "listen_port" in service:
-            yield f"the service {service.get('type')} listens on a port that one process at a time can have"
+        yield f"the service {service.get('type')} can be in one process at a time"
     if _keeps({kind: some for kind, some in tree.items() if kind != "endpoints"}, directories):
         yield "certificates by ACME, or what else the core keeps on disk, one process at a time can have"
 

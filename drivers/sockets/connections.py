@@ -1,7 +1,6 @@
 """The TCP connections of a child process: who is at their other ends, and ending some of them. Linux only, blocking.
 
-It takes no capability: the child is the same user, and whoever may trace it may have a duplicate of its descriptors
-(pidfd_getfd(2), since Linux 5.6), which is the very socket.
+A duplicate of the child's descriptor is the very socket.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from drivers.sockets import reuseport
+from drivers.sockets.hiding import disconnect
+from drivers.sockets.rights import Unreachable, ends, take
 
 # Address (4 or 16 bytes) and port (2) as they travel; an IPv4-mapped IPv6 address is its IPv4 address.
 Endpoint = bytes
 # Ports of the child's own end.
 Ports = Sequence[range]
 
-# The same number on every architecture (include/uapi/asm-generic/unistd.h).
-_PIDFD_GETFD = 438
-# A socket address of no family.
-_NOWHERE = bytes(16)
+# Where a process's descriptors are listed.
+_FILES = "/proc/{}/fd"
 _MAPPED = bytes(10) + b"\xff\xff"
 _LIBC = ctypes.CDLL(None, use_errno=True)
 # What Python does not name of tcp_info: its state at 0, and how many milliseconds ago data was sent, and received.
@@ -35,17 +34,6 @@ _TCP_INFO = struct.Struct("=B43xI4xI48x")
 # Seconds without a byte after which nobody is at the other end of a connection: of one that is whole, and of one of
 # which one side has said its last word. Xray keeps both kinds for minutes (Shadowsocks-2022, XHTTP).
 SILENT, HALF_SILENT = 300.0, 5.0
-
-
-class Unreachable(Exception):
-    """The kernel does not let us at the child's sockets; the text tells the operator what to do."""
-
-    def __init__(self, fault: OSError) -> None:
-        super().__init__(
-            f"live connections of removed users cannot be ended, they last until they end by themselves: {fault}. The "
-            "node must be allowed pidfd_open and pidfd_getfd (systemd: SystemCallFilter; containers: a seccomp profile "
-            "with them, or CAP_SYS_PTRACE), and the core's executable must be readable by the node's user (mode 0755)"
-        )
 
 
 @dataclass
@@ -145,13 +133,24 @@ def _connections(pid: int) -> Iterator[tuple[int, Endpoint]]:
 
 
 def duplicates(pid: int) -> Iterator[int]:
-    """A duplicate of each socket, open until the next is asked for."""
+    """A duplicate of each socket, open until the next is asked for. Raises `Unreachable`."""
     try:
-        process, names = os.pidfd_open(pid), os.open(f"/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY)
-    except (ProcessLookupError, FileNotFoundError):
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
         return
     except OSError as error:
         raise Unreachable(error) from error
+    try:
+        yield from _duplicates(process, _FILES.format(pid))
+    except OSError as error:
+        if not ends(process):
+            raise Unreachable(error) from error
+    finally:
+        os.close(process)
+
+
+def _duplicates(process: int, path: str) -> Iterator[int]:
+    names = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for name in os.listdir(names):  # noqa: PTH208 - of a descriptor
             duplicate = _duplicate(process, names, name)
@@ -161,12 +160,7 @@ def duplicates(pid: int) -> Iterator[int]:
                 yield duplicate
             finally:
                 os.close(duplicate)
-    except ProcessLookupError:
-        return
-    except OSError as error:
-        raise Unreachable(error) from error
     finally:
-        os.close(process)
         os.close(names)
 
 
@@ -175,15 +169,13 @@ def _duplicate(process: int, names: int, name: str) -> int | None:
     try:
         if not os.readlink(name, dir_fd=names).startswith("socket:"):
             return None
+        return take(process, int(name))
     except FileNotFoundError:
         return None
-    duplicate: int = _LIBC.syscall(_PIDFD_GETFD, process, int(name), 0)
-    if duplicate < 0:
-        fault = ctypes.get_errno()
-        if fault == errno.EBADF:
+    except OSError as error:
+        if error.errno == errno.EBADF:
             return None
-        raise OSError(fault, os.strerror(fault), "pidfd_getfd")
-    return duplicate
+        raise
 
 
 def _peer(descriptor: int) -> Endpoint | None:
@@ -210,12 +202,14 @@ def _end(descriptor: int, ports: Ports) -> bool:
     """Reset a connection under whoever holds it, if it is TCP and at one of these ports.
 
     Not shut down: where its end is awaited in each direction by itself, as by Shadowsocks-2022 in Xray, half of it
-    would live on. A connect to no address resets (tcp_disconnect in the kernel's net/ipv4/tcp.c).
+    would live on.
     """
     with socket.socket(fileno=os.dup(descriptor)) as connection:
         if connection.type != socket.SOCK_STREAM or not at(connection.getsockname()[1], ports):
             return False
-        if _LIBC.connect(descriptor, _NOWHERE, len(_NOWHERE)):
+        try:
+            disconnect(descriptor)
+        except OSError:
             with suppress(OSError):  # it ended by itself meanwhile
                 connection.shutdown(socket.SHUT_RDWR)
         return True

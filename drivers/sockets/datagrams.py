@@ -55,8 +55,13 @@ class _Group(Group):
         self.tidy()
 
     def _expect_no_other(self) -> None:
-        inode = str(os.fstat(self.listener.fileno()).st_ino)
-        rows = [row.split() for row in _TABLES[socket.AddressFamily(self.address.family)].read_text().splitlines()[1:]]
-        local = next((row[_LOCAL] for row in rows if row[_INODE] == inode), "")
-        if [row[_LOCAL] for row in rows].count(local) != len(self.members):
+        if crowd(self.listener) != len(self.members):
             raise Unsteerable(f"another process, too, takes datagrams on port {self.address.port}")
+
+
+def crowd(one: socket.socket) -> int:
+    """How many sockets there are at its address, whoever has them."""
+    inode = str(os.fstat(one.fileno()).st_ino)
+    rows = [row.split() for row in _TABLES[socket.AddressFamily(one.family)].read_text().splitlines()[1:]]
+    local = next((row[_LOCAL] for row in rows if row[_INODE] == inode), "")
+    return [row[_LOCAL] for row in rows].count(local)

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from drivers.sockets.connections import Ports, Unreachable, at, duplicates, listens
+from drivers.sockets.connections import Ports, at, duplicates, listens
 from drivers.sockets.reuseport import Address, address_of
+from drivers.sockets.rights import Unreachable
 
 _MPTCP = 262
 
@@ -21,7 +22,7 @@ class Survey:
 
     tcp: frozenset[Address]
     udp: frozenset[Address]
-    # Sockets in the file system that it listens on, whatever for.
+    # Unix sockets that it listens on, whatever for.
     paths: frozenset[str]
     obstacles: tuple[str, ...]
 
@@ -51,15 +52,18 @@ def look(pid: int, ports: Ports, *kinds: socket.SocketKind) -> tuple[Survey, lis
                 continue
             with one:
                 if one.family == socket.AF_UNIX and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    paths.add(os.fsdecode(one.getsockname()))
+                    paths.add(_path(one))
     except Unreachable as error:
-        obstacles.append(
-            f"the node may not have duplicates of the core's sockets ({error.__cause__}): it must be allowed "
-            "pidfd_open and pidfd_getfd, and the core's executable must be readable by the node's user (mode 0755)"
-        )
+        obstacles.append(str(error))
     twice = {address for some in (tcp, udp) for address, times in Counter(some).items() if times > 1}
     obstacles += [f"the core listens on {address} more than once" for address in twice]
     return Survey(frozenset(tcp), frozenset(udp), frozenset(paths), tuple(sorted(set(obstacles)))), kept
+
+
+def _path(one: socket.socket) -> str:
+    """Where a unix socket listens; a name that is in no file system begins with @, as people write it."""
+    name = os.fsdecode(one.getsockname())
+    return "@" + name.strip("\0") if name.startswith("\0") else name
 
 
 def _takes_datagrams(one: socket.socket) -> bool:

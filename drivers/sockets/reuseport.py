@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 # Of include/uapi/asm-generic/socket.h.
 _SO_ATTACH_REUSEPORT_CBPF, _SO_DETACH_REUSEPORT_BPF = 51, 68
-_SO_BINDTOIFINDEX = 62
+SO_BINDTOIFINDEX = 62
 # What Python does not name: Linux' own options of sockets, and where a listener's tcp_info has its accept queue.
 _IPV6_V6ONLY, _IPV6_MINHOPCOUNT, _IP_MINTTL = 26, 73, 21
 _QUEUE, _QUEUE_AT, _TCP_INFO_SIZE = struct.Struct("=I"), 24, 104
@@ -72,7 +72,7 @@ def is_of_knock(line: str) -> bool:
 def address_of(one: socket.socket) -> Address:
     host, port = one.getsockname()[:2]
     only = one.family == socket.AF_INET6 and bool(one.getsockopt(socket.IPPROTO_IPV6, _IPV6_V6ONLY))
-    return Address(one.family, host, port, only, one.getsockopt(socket.SOL_SOCKET, _SO_BINDTOIFINDEX))
+    return Address(one.family, host, port, only, one.getsockopt(socket.SOL_SOCKET, SO_BINDTOIFINDEX))
 
 
 def pick(member: socket.socket, index: int) -> None:

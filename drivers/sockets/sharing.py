@@ -14,10 +14,12 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 
-from drivers.sockets.connections import Ports, Unreachable, alive
+from drivers.sockets.connections import Ports, alive
 from drivers.sockets.datagrams import Datagrams
 from drivers.sockets.listeners import Survey, survey
 from drivers.sockets.reuseport import Address
+from drivers.sockets.rights import Unreachable
+from drivers.sockets.sessions import Sessions
 from drivers.sockets.steering import Steering, Unsteerable
 from node.contract.driver import NotShared
 from node.errors import CoreFailed
@@ -38,7 +40,7 @@ class Sharing:
 
     def __init__(self, reactor: PooledReactor) -> None:
         self._reactor = reactor
-        self._steering, self._datagrams = Steering(), Datagrams()
+        self._steering, self._datagrams, self._sessions = Steering(), Datagrams(), Sessions()
         self._lock = DeferredLock()
         # By process number, in the order in which they joined; and those of them that are about to end.
         self._members: dict[int, None] = {}
@@ -59,20 +61,21 @@ class Sharing:
         """What it has open. Raises `NotShared`."""
         return await self._steered(survey, pid, ports)
 
-    async def join(self, pid: int, ports: Ports, datagrams: Ports = ()) -> None:
-        """Share what it listens on, and takes datagrams on. Raises `NotShared`.
+    async def join(self, pid: int, ports: Ports, datagrams: Ports = (), sessions: Ports = ()) -> None:
+        """Share what it listens on, and takes datagrams on, where clients have sessions or not. Raises `NotShared`.
 
         Who is the first, or has joined already, awaits another.
         """
         first = not self._members
         self._awaits = first or pid in self._members
         if pid in self._members:
+            await self._steered(self._sessions.hold, pid)
             return
         self._members[pid] = None
         if first:
             self._led = pid
         try:
-            await self._steered(self._join, pid, ports, datagrams)
+            await self._steered(self._join, pid, ports, datagrams, sessions)
         except NotShared:
             if first:  # nothing is held then; of a later one something may be, until it ends
                 self._members.clear()
@@ -93,7 +96,10 @@ class Sharing:
             await deferLater(self._reactor, POLL)
 
     async def lead(self, pid: int) -> None:
-        """Give it all new connections; where it does not listen nobody is answered any more. Raises `NotShared`."""
+        """Give it all new connections; where it does not listen nobody is answered any more. Raises `NotShared`.
+
+        Sessions by UDP end, and begin anew with it.
+        """
         if not self.has(pid):
             return
         before, self._led = self._led, pid
@@ -134,23 +140,28 @@ class Sharing:
         if joined or alone:
             self._do(self._leave, pid, heir, alone).addErrback(self._complain)
 
-    def _join(self, pid: int, ports: Ports, datagrams: Ports) -> None:
+    def _join(self, pid: int, ports: Ports, datagrams: Ports, sessions: Ports) -> None:
         first = not self._members.keys() - {pid}
         self._steering.join(pid, ports)
         try:
             self._datagrams.join(pid, datagrams)
+            self._sessions.join(pid, sessions)
         except (Unsteerable, OSError):
             if first:
                 self._steering.detach()
+                self._datagrams.detach()
+                self._sessions.close()
             raise
 
     def _quieten(self, pid: int) -> None:
         self._steering.deafen(self._steering.waiting(pid))
         self._datagrams.silence(pid)
+        self._sessions.silence(pid)
 
     def _leave(self, pid: int, heir: int | None, alone: bool) -> None:
         lost = self._steering.leave(pid)
         self._datagrams.leave(pid)
+        self._sessions.leave(pid)
         if lost:
             self.log.warn("the core ended with {count} connections that it had not accepted", count=lost)
         if heir is not None:
@@ -158,12 +169,14 @@ class Sharing:
         if alone:
             self._steering.close()
             self._datagrams.close()
+            self._sessions.close()
 
     def _lead(self, pid: int) -> None:
         self._steering.deafen(self._steering.waiting(pid), deaf=False)
         self._steering.steer(pid)
         self._datagrams.steer(pid)
         self._steering.deafen(self._steering.missing(pid))
+        self._sessions.lead(pid)
 
     def _waiting(self, pid: int) -> Deferred[dict[Address, int]]:
         return self._do(lambda: dict(self._steering.waiting(pid)))

@@ -13,10 +13,10 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from drivers.credentials import KEY_BYTES
-from drivers.xray import selectors, streams
+from drivers.xray import exclusive, selectors, streams
 from drivers.xray.access import BadMask, Mask, Shown
 from drivers.xray.accounts import BUILDERS, Inbound
-from drivers.xray.doors import Door, doors, entrances, is_over_udp, listens
+from drivers.xray.doors import Door, doors, entrances, is_over_udp, is_transparent, listens
 from drivers.xray.selectors import OURS
 from drivers.xray.text import Hints, hints
 from drivers.xray.wire import field
@@ -55,11 +55,6 @@ UNSUPPORTED = {
     "xray.proxy.shadowsocks_2022.RelayServerConfig": "a Shadowsocks-2022 relay has destinations, not users",
 }
 SHADOWSOCKS = ("xray.proxy.shadowsocks.ServerConfig", SHADOWSOCKS_2022, SHADOWSOCKS_2022_SINGLE)
-# What a second process would take from the first: a network interface, or the peers of its key.
-EXCLUSIVE = {
-    "xray.proxy.tun.Config": "the network interface of",
-    "xray.proxy.wireguard.DeviceConfig": "the WireGuard key of",
-}
 API_SERVICES = (
     "xray.app.proxyman.command.Config",
     "xray.app.stats.command.Config",
@@ -101,15 +96,18 @@ class Plan:
     @property
     def datagrams(self) -> frozenset[int]:
         """The ports where datagrams stand for themselves, if any come."""
-        some = [handler for handler in self.base.inbound if handler.proxy_settings.type in SHADOWSOCKS]
-        return frozenset(listens(handler for handler in some if not is_over_udp(handler)))
+        some = [handler for handler in self.base.inbound if handler.proxy_settings.type in (*SHADOWSOCKS, DOKODEMO)]
+        return frozenset(listens(each for each in some if not (is_over_udp(each) or is_transparent(each))))
+
+    @property
+    def sessions(self) -> frozenset[int]:
+        """The ports where clients have sessions by UDP."""
+        return frozenset(listens(filter(is_over_udp, self.base.inbound)))
 
     @property
     def exclusive(self) -> Sequence[str]:
         """What of it only one process at a time can have, in words."""
-        handlers: list[InboundHandlerConfig | OutboundHandlerConfig] = [*self.base.inbound, *self.base.outbound]
-        found = ((EXCLUSIVE.get(handler.proxy_settings.type), handler.tag) for handler in handlers)
-        return [f"{what} {tag!r} can be in one process at a time" for what, tag in found if what]
+        return list(exclusive.exclusive(self.base))
 
     def account(self, tag: str, user: service_pb2.User) -> Account | None:
         inbound = self.inbounds[tag]

@@ -17,7 +17,8 @@ from twisted.internet.threads import deferToThreadPool
 
 from drivers.sockets import connections as sockets
 from drivers.sockets import sock_diag as diag
-from drivers.sockets.connections import Endpoint, Ports, Seen, Unreachable
+from drivers.sockets.connections import Endpoint, Ports, Seen
+from drivers.sockets.rights import Unreachable
 from drivers.sockets.sock_diag import Connection, connected
 from drivers.xray.access import Accepted, Endpoints, Records, parse
 from drivers.xray.doors import Door
@@ -44,6 +45,7 @@ INLINE = 500
 GATHER = 0.1
 # Seconds in which a core notices that its connections have ended.
 NOTICE = 0.02
+NOT_ENDED = "live connections of removed users cannot be ended, they last until they end by themselves: {}"
 _ARROWS = (" >> ", " -> ", " ==> ")
 
 
@@ -144,7 +146,7 @@ class Connections:
             if self._pid is not None:
                 await deferToThreadPool(self._reactor, pool, sockets.hang_up, self._pid, ports)
         except Unreachable as error:
-            self._complain(str(error))
+            self._complain(NOT_ENDED.format(error))
         await deferLater(self._reactor, NOTICE)
 
     def stop(self) -> None:
@@ -206,7 +208,7 @@ class Connections:
         try:
             return await deferToThreadPool(self._reactor, pool, sockets.cut, self._pid, wanted)
         except Unreachable as error:
-            self._complain(str(error))
+            self._complain(NOT_ENDED.format(error))
             return None
 
     def _complain(self, text: str) -> None:

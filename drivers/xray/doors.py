@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from drivers.sockets.connections import Ports
 from drivers.xray.accounts import Inbound
+from drivers.xray.streams import TLS
 from protos import xray_pb2
 from protos.xray_pb2 import InboundHandlerConfig, ReceiverConfig, StreamConfig
 
@@ -17,6 +18,8 @@ from protos.xray_pb2 import InboundHandlerConfig, ReceiverConfig, StreamConfig
 _ONE_TO_ONE = ("", "tcp", "websocket", "httpupgrade")
 # … and those over UDP. Of all others one connection can carry many requests, a reverse proxy's those of many users.
 _UDP = ("mkcp", "hysteria", "quic")
+# XHTTP is, too, if its TLS offers HTTP/3 alone.
+_XHTTP, _HTTP_3 = "splithttp", ["h3"]
 _TCP_SETTINGS = "xray.transport.internet.tcp.Config"
 _UPGRADE_SETTINGS = (
     "xray.transport.internet.websocket.Config",
@@ -59,7 +62,13 @@ def entrances(handlers: Iterable[InboundHandlerConfig]) -> tuple[range, ...]:
 
 def is_over_udp(handler: InboundHandlerConfig) -> bool:
     """Whether its transport has connections of its own over UDP."""
-    return _receiver(handler).stream_settings.protocol_name in _UDP
+    stream = _receiver(handler).stream_settings
+    return stream.protocol_name in _UDP or (stream.protocol_name == _XHTTP and _offered(stream) == _HTTP_3)
+
+
+def is_transparent(handler: InboundHandlerConfig) -> bool:
+    """Whether it takes what goes to others (TPROXY). The kernel has no program asked which process gets that."""
+    return bool(_receiver(handler).stream_settings.socket_settings.tproxy)
 
 
 def listens(handlers: Iterable[InboundHandlerConfig]) -> dict[int, frozenset[bytes]]:
@@ -91,6 +100,12 @@ def _receiver(handler: InboundHandlerConfig) -> ReceiverConfig:
 
 def _ports(receiver: ReceiverConfig) -> tuple[range, ...]:
     return tuple(range(ports.first, ports.last + 1) for ports in receiver.port_list.range)
+
+
+def _offered(stream: StreamConfig) -> list[str]:
+    """The protocols that its TLS has, if it has any."""
+    found = [settings.value for settings in stream.security_settings if settings.type == TLS]
+    return [name for value in found for name in xray_pb2.TlsConfig.FromString(value).next_protocol]
 
 
 def _falls_back(handler: InboundHandlerConfig) -> bool:

@@ -48,6 +48,11 @@ def _outbounds(base: Config) -> Iterator[str]:
     """The tags of all outbounds; portals are some, too."""
     for outbound in base.outbound:
         yield outbound.tag
+    yield from portals(base)
+
+
+def portals(base: Config) -> Iterator[str]:
+    """The tags of the portals of reverse proxies."""
     for app in base.app:
         if app.type == _REVERSE:
             for portal in xray_pb2.ReverseConfig.FromString(app.value).portal_config:

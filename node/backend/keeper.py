@@ -94,6 +94,13 @@ class Keeper:
         """Whether another run is taking the place of its run. That one begins with what this one had."""
         return self._status.running and self._generations.current is None and not self.drains
 
+    @property
+    def _lingers(self) -> bool:
+        """Whether its run keeps removed users out, and another one could forget them at nobody's cost."""
+        run = self.run
+        dear = isinstance(run, Shares) and run.ends_sessions
+        return self.serves and isinstance(run, Lingers) and run.lingering and not dear
+
     def changes(self, touched: Iterable[tuple[str, str]]) -> list[Change]:
         have, wanted = self.run.accounts, self._desired.target
         if self.serves:
@@ -175,10 +182,6 @@ class Keeper:
             # Before it is the current one: that it has a keeper must be known.
             self.run = run
             self._adopt(run)
-
-    @property
-    def _lingers(self) -> bool:
-        return self.serves and isinstance(self.run, Lingers) and self.run.lingering
 
     def _refresh_soon(self, seconds: float = REFRESH) -> None:
         """Have another run come in that knows nothing of removed users; with those who are removed soon after them."""

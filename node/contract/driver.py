@@ -167,6 +167,10 @@ class Shares(Generation, Protocol):
     def pid(self) -> int | None:
         """The process number while it runs."""
 
+    @property
+    def ends_sessions(self) -> bool:
+        """Whether some clients have sessions with it by UDP, which end when another run takes over."""
+
     async def obstacles(self, plan: Plan) -> Sequence[str]:
         """Why a run of this plan could not take over from this one, each in a line; nothing is touched."""
 
@@ -177,7 +181,10 @@ class Shares(Generation, Protocol):
         """Have it accept a TCP connection on every inbound. Raises `errors.CoreFailed` if it does not in time."""
 
     async def lead(self) -> None:
-        """Give it all new connections; clients of inbounds that it does not have get no answer. Raises `NotShared`."""
+        """Give it all new connections; clients of inbounds that it does not have get no answer. Raises `NotShared`.
+
+        Sessions by UDP end in a short moment in which clients are told that nobody is there, and begin anew with it.
+        """
 
     async def connected(self) -> int:
         """How many connections it has, with those that wait for it."""

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-# Where the kernel says what a control group may have and has (cgroup v2); a container sees its own there.
-_GROUP = Path("/sys/fs/cgroup")
+# Where the kernel says what control groups may have and have (cgroup v2), and which one this process is in.
+_GROUPS = Path("/sys/fs/cgroup")
+_OWN = Path("/proc/self/cgroup")
 
 
 def available() -> int:
-    """Bytes that can be had without swapping: of the machine, or of the control group where that has less."""
+    """Bytes that can be had without swapping: of the machine, or of a control group where that has less."""
     free = psutil.virtual_memory().available
-    with suppress(OSError, ValueError):
-        limit, used = (int((_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-        # Files that were read are in it; they give way.
-        figures = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
-        free = min(free, limit - used + int(figures.get("inactive_file", 0)))
+    for group in _groups():
+        with suppress(OSError, ValueError):
+            free = min([free, *_left(group)])
     return int(free)
 
 
@@ -28,3 +28,22 @@ def resident(pid: int) -> int:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:
         return 0
+
+
+def _groups() -> list[Path]:
+    """The control group of this process and those around it; a container sees its own as the outermost one."""
+    path = ""
+    with suppress(OSError, StopIteration):
+        path = next(line[3:] for line in _OWN.read_text().splitlines() if line.startswith("0::"))
+    own = _GROUPS / path.strip("/")
+    return [group for group in (own, *own.parents) if group.is_relative_to(_GROUPS)]
+
+
+def _left(group: Path) -> Iterator[int]:
+    """Bytes to each of its limits: above one it is ended, above the other it is slowed down until it hardly moves."""
+    # Files that were read are in it; they give way.
+    figures = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    used = int((group / "memory.current").read_text()) - int(figures.get("inactive_file", 0))
+    for name in ("memory.max", "memory.high"):
+        if (limit := (group / name).read_text().strip()) != "max":
+            yield int(limit) - used

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
 import time
@@ -115,6 +116,12 @@ class Activity:
                 wake(link)
             link.close()
         self._links.clear()
+
+
+def gap(activity: Activity) -> float:
+    """The most seconds in which the user tried all the time and no new connection came about."""
+    ends = sorted(opened.begun + opened.took for opened in activity.opened)
+    return max(later - earlier for earlier, later in itertools.pairwise(ends))
 
 
 def longest(activities: Iterable[Activity]) -> Opened:

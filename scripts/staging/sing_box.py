@@ -276,5 +276,12 @@ def _quic(certificate: Certificate) -> Iterator[Way]:
     yield Way("tuic", "tuic", lambda user: {**_uuid(user), **_password(user)}, _tuic, server, client, quic=True)
 
 
+def hysteria2(port: int, person: TestUser, certificate: Certificate) -> Json:
+    """The user's outbound to a Hysteria 2 inbound of any core. Unlike Xray it hears when nobody is at the port."""
+    _, client = tls(certificate, "h3")
+    common = {"type": "hysteria2", "tag": "out", "server": "127.0.0.1", "server_port": port}
+    return {**common, **_password(person), **client}
+
+
 def _spell(key: bytes) -> str:
     return base64.urlsafe_b64encode(key).rstrip(b"=").decode()

@@ -37,10 +37,10 @@ _processes.set_forkserver_preload([__name__, *_IMPORTED])
 
 
 class Forked(Child):
-    """Runs `twistd` as a copy; if it is to import other modules than ours, as `Child` does."""
+    """Runs `twistd` as a copy; another program, or what is to import other modules than ours, as `Child` does."""
 
     def _run(self, argv: Sequence[str], environment: Mapping[str, str], directory: Path | None) -> Running:
-        if environment.get("PYTHONPATH") != _ROOT:
+        if Path(argv[0]).name != "twistd" or environment.get("PYTHONPATH") != _ROOT:
             return super()._run(argv, environment, directory)
         return _Copy(list(argv), dict(environment), directory or Path.cwd())
 

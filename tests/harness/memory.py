@@ -164,7 +164,7 @@ class SharedGeneration(MemoryGeneration):
 
     def __init__(self, clock: Clock, plan: MemoryPlan, accounts: Mapping[str, Accounts], stopping: Gate) -> None:
         super().__init__(clock, plan, accounts, stopping)
-        self.joined = self.lingering = False
+        self.joined = self.lingering = self.ends_sessions = False
         # Or why they cannot be counted.
         self.connections: int | CoreFailed = 1
         self.proof: Exception | None = None

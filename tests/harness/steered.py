@@ -62,13 +62,18 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class Greeter:
-    """One of them, running inside its `with` block. `name` is one letter; it listens when this is made."""
+    """One of them, running inside its `with` block. `name` is one letter; it listens when this is made.
 
-    def __init__(self, name: str, addresses: Sequence[tuple[str, int]], *, reuse: bool = True) -> None:
+    `through` is what stands before its command.
+    """
+
+    def __init__(
+        self, name: str, addresses: Sequence[tuple[str, int]], *, reuse: bool = True, through: Sequence[str] = ()
+    ) -> None:
         self.name = name
         where = [f"{host}|{port}" for host, port in addresses]
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", PROGRAM, name, str(int(reuse)), *where], stdout=subprocess.PIPE
+            [*through, sys.executable, "-I", "-S", "-c", PROGRAM, name, str(int(reuse)), *where], stdout=subprocess.PIPE
         )
         assert self._process.stdout is not None
         if self._process.stdout.readline() != b"listens\n":

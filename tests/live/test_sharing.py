@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import os
 import signal
+import socket
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,8 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from drivers.registry import REGISTRY
+from drivers.sockets.hiding import is_hidden
+from drivers.sockets.listeners import look
 from node.aio import Aio
 from node.backend.roster import Roster
 from node.contract.accounts import Change
@@ -26,13 +31,17 @@ from node.contract.driver import Generation, Host, Plan, Shares
 from node.errors import CoreFailed
 from node.logs import LogRing
 from scripts.staging import certs, transfer
+from scripts.staging.activity import Activity, gap
 from scripts.staging.core import Json
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import SERVER_NAME, Kind
+from scripts.staging.ports import free_port
 from scripts.staging.protocols import hysteria, shadowsocks, shadowsocks_2022, vless, vmess
+from scripts.staging.sing_box import SingBoxClient, hysteria2
 from scripts.staging.socks import UdpAssociation
 from scripts.staging.transports import raw, tls
 from scripts.staging.users import TestUser
+from scripts.staging.wait import until
 from tests.conftest import Place, member, way
 from tests.harness import grounds
 from tests.harness.grounds import Ground
@@ -43,6 +52,9 @@ reactor: Any = installed
 ANNA, BERT = (TestUser.new(f"{name}@test") for name in ("anna", "bert"))
 VLESS, VMESS = Kind("vless", vless(), raw()), Kind("vmess", vmess(), raw())
 KNOCKER = "127.84.88.78"
+# Seconds within which a client is served again that hears when its session has ended, on a busy machine. One that does
+# not hear of it waits for half a minute.
+SOON = 8.0
 
 
 class Visitors:
@@ -69,6 +81,16 @@ class Visitors:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
+
+
+@contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", what="it is stopped")
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 class SharingTests(TestCase):
@@ -231,15 +253,49 @@ class SharingTests(TestCase):
         [obstacle] = await old.obstacles(moved)
         self.assertIn(f"port {self.home.port} moves", obstacle)
         self.assertFalse(old.shared)
+
+    async def test_sessions(self) -> None:
+        """Those by UDP end, and begin anew with the next run, or with the one before it; others go on."""
         certificate = certs.make(self.directory, [SERVER_NAME])
-        quic = Kind("quic", hysteria(), tls(certificate, "hysteria", alpn=["h3"], hysteriaSettings={"version": 2}))
-        of_udp = Place(quic, "udp", ground=self.ground)
-        both = await self.prepared(self.home.inbound, self.work.inbound, of_udp.inbound)
-        self.assertEqual(await old.obstacles(both), [])
-        run = await self.followed(old, both)
-        await run.prove(5)
-        await run.lead()
-        self.assertIn(f"127.0.0.1:{of_udp.port} is UDP", "; ".join(await run.obstacles(plan)))
+        kind = Kind("quic", hysteria(), tls(certificate, "hysteria", alpn=["h3"], hysteriaSettings={"version": 2}))
+        self.work = Place(kind, "work", ground=self.ground)
+        plan, old = await self.started(ANNA)
+        self.assertEqual(await old.obstacles(plan), [])
+        port, link = free_port(), self.link(self.socks(self.home, ANNA))
+        self.stack.enter_context(SingBoxClient({port: [hysteria2(self.work.port, ANNA, certificate)]}))
+        with Activity(port, self.echo, 1, 0.01) as activity:
+            new = await self.followed(old, plan, ANNA)
+            await self.serves(old)
+            self.assertEqual(await self.served(new), 0)
+            await new.lead()
+            await self.serves(new)
+            another = await self.followed(new, plan, ANNA)
+            await self.serves(new)
+            self.assertEqual(await self.served(another), 0)
+            leading = Deferred.fromCoroutine(another.lead())
+            await self.until(lambda: self.is_hidden(another, self.work.port))
+            another.kill()
+            await another.when_exited()
+            await leading
+            await self.serves(new)
+            activity.rest()
+        self.assertLess(gap(activity), SOON)
+        transfer.echo(link, b"still there")
+        self.assertEqual(await old.connected(), 1)
+
+    async def serves(self, run: Generation) -> None:
+        """From now on."""
+        before = await self.served(run)
+
+        async def more() -> bool:
+            return await self.served(run) > before
+
+        await self.until(more)
+
+    async def is_hidden(self, run: Any, port: int) -> bool:
+        _, found = look(run.pid, [range(port, port + 1)], socket.SOCK_DGRAM)
+        with ExitStack() as stack:
+            return all(is_hidden(stack.enter_context(one)) for one in found)
 
     async def test_datagrams(self) -> None:
         """Of Shadowsocks they go where connections go, and a client of before and after notices nothing."""
@@ -266,6 +322,32 @@ class SharingTests(TestCase):
             transfer.udp_echo(association, b"back", self.echo)
             transfer.udp_echo(later, b"back", self.echo)
 
+    async def test_datagrams_that_are_passed_on(self) -> None:
+        """They go to the run that is led to, like all others."""
+        port = free_port()
+        plan = await self.prepared(self.passing(port))
+        old = await self.launched(plan)
+        self.assertEqual(await old.obstacles(plan), [])
+        new = await self.followed(old, plan)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+            client.settimeout(5)
+            client.connect(("127.0.0.1", port))
+
+            def passes() -> bool:
+                client.send(b"there and back")
+                return client.recv(64) == b"there and back"
+
+            self.assertTrue(passes())
+            with frozen(new.pid):
+                self.assertTrue(passes())
+            await new.lead()
+            with frozen(old.pid):
+                self.assertTrue(passes())
+
+    def passing(self, port: int) -> Json:
+        """An inbound that passes on to the echo server what comes to this port by UDP."""
+        raise NotImplementedError
+
     async def test_datagrams_at_the_end(self) -> None:
         """None comes any more to the one that is led to, so that its counters rest; it answers still."""
         self.home = Place(Kind("ss", shadowsocks("aes-256-gcm"), raw()), "home", ground=self.ground)
@@ -285,6 +367,19 @@ class SharingTests(TestCase):
 class XrayTests(SharingTests):
     __test__ = True
     ground = grounds.XRAY
+
+    def passing(self, port: int) -> Json:
+        settings = {"network": "udp", "address": self.echo.host, "port": self.echo.port}
+        inbound = {"tag": "passing", "listen": "127.0.0.1", "port": port, "protocol": "dokodemo-door"}
+        return {**inbound, "settings": settings}
+
+    async def test_udp_of_connections(self) -> None:
+        """That of SOCKS belongs to connections of the run, so it cannot be led anywhere."""
+        port = free_port()
+        socks = {"tag": "socks", "listen": "127.0.0.1", "port": port, "protocol": "socks", "settings": {"udp": True}}
+        run = await self.launched(plan := await self.prepared(socks))
+        told = f"UDP at 127.0.0.1:{port} cannot be led to another run of the core"
+        self.assertEqual(await run.obstacles(plan), [told])
 
     async def test_swaps(self) -> None:
         """No inbound is swapped while listeners are shared: one by one, or by another run."""
@@ -307,7 +402,28 @@ class XrayTests(SharingTests):
         run = await self.launched(plan)
         self.assertEqual(await run.obstacles(plan), [f"only one process can listen at {path}"])
 
+        abstract = f"@{path.name}-{os.getpid()}"
+        plan = await self.prepared({**self.home.inbound, "listen": abstract})
+        run = await self.launched(plan)
+        self.assertEqual(await run.obstacles(plan), [f"only one process can listen at {abstract}"])
+
+    async def test_a_key_of_wireguard(self) -> None:
+        """Its peer knows one process: that is told, and nothing is touched."""
+        key = base64.b64encode(bytes(32)).decode()
+        settings = {"secretKey": key, "noKernelTun": True, "peers": [{"publicKey": key, "endpoint": "127.0.0.1:9"}]}
+        outbounds = [{"protocol": "freedom"}, {"protocol": "wireguard", "tag": "warp", "settings": settings}]
+        plan = await self.prepared(self.home.inbound, outbounds=outbounds)
+        run = await self.launched(plan)
+        [obstacle] = await run.obstacles(plan)
+        self.assertIn("WireGuard key of 'warp'", obstacle)
+        self.assertFalse(run.shared)
+
 
 class SingBoxTests(SharingTests):
     __test__ = True
     ground = grounds.SING_BOX
+
+    def passing(self, port: int) -> Json:
+        target = {"override_address": self.echo.host, "override_port": self.echo.port}
+        inbound = {"type": "direct", "tag": "passing", "listen": "127.0.0.1", "listen_port": port}
+        return {**inbound, "network": "udp", **target}

@@ -249,6 +249,7 @@ def test_on_which_sockets_it_listens() -> None:
     here, there = ({"type": "vless", "tag": host, "listen": host, "listen_port": 5} for host in ("127.0.0.1", "::1"))
     assert planned(here, there).listens == planned({**there, "type": "trojan"}, here).listens
     assert planned(here).listens.keys() == planned(there).listens.keys() == {5}
+    assert planned(here).listens == planned(here, {**here, "type": "tuic", "tag": "beside it"}).listens
     assert planned(here).listens != planned(there).listens
     assert planned(here).listens != planned({**here, "bind_interface": "lo"}).listens
     assert planned({"type": "vless", "tag": "a"}).listens == {}
@@ -257,9 +258,11 @@ def test_on_which_sockets_it_listens() -> None:
 @pytest.mark.parametrize(
     ("what", "word"),
     [
-        ({"endpoints": [{"type": "wireguard", "tag": "warp"}]}, "'warp'"),
+        ({"endpoints": [{"type": "wireguard", "tag": "warp"}]}, "WireGuard key of 'warp'"),
+        ({"endpoints": [{"type": "tailscale", "tag": "net"}]}, "tailscale endpoint 'net'"),
         ({"inbounds": [{"type": "tun", "tag": "tun"}]}, "'tun'"),
-        ({"services": [{"type": "resolved", "listen_port": 53}]}, "resolved"),
+        ({"services": [{"type": "resolved"}]}, "resolved"),
+        ({"certificate_providers": [{"type": "acme", "tag": "c"}]}, "ACME"),
         ({"inbounds": [{"type": "trojan", "tls": {"acme": {"domain": "x"}}}]}, "ACME"),
         ({"outbounds": [{"type": "tor", "data_directory": "/x"}]}, "disk"),
     ],
@@ -268,12 +271,59 @@ def test_what_one_process_has(what: Any, word: str) -> None:
     """Each is told by its name."""
     [line] = planned(*what.pop("inbounds", []), **what).exclusive
     assert word in line
-    assert planned({"type": "vless", "tag": "a"}).exclusive == []
+
+
+def test_what_every_process_can_have() -> None:
+    """What is left out is nothing that another process could want: a cache file, and APIs."""
+    left_out = {"cache_file": {"enabled": True, "path": "/x"}, "clash_api": {"external_controller": "127.0.0.1:1"}}
+    made = planned({"type": "vless", "tag": "a"}, experimental=left_out, services=[{"type": "api"}])
+    assert made.exclusive == []
+    assert "cache_file" in "".join(made.warnings)
 
 
 def test_others_may_have_the_ports_beside_it() -> None:
-    """All that listen on TCP, managed or not."""
+    """All that listen on a port, managed or not."""
     inbounds = [
-        {"type": kind, "tag": kind, "listen_port": 5 + at} for at, kind in enumerate(("vless", "mixed", "direct"))
+        {"type": kind, "tag": kind, "listen_port": 5 + at}
+        for at, kind in enumerate(("vless", "mixed", "direct", "tuic"))
     ]
     assert all(inbound["reuse_addr"] for inbound in planned(*inbounds, exclude=frozenset({"vless"})).tree["inbounds"])
+
+
+QUIC = {"transport": {"type": "quic"}}
+
+
+def test_what_comes_by_udp() -> None:
+    """Where clients have sessions, and where each datagram stands for itself."""
+    kinds: list[dict[str, Any]] = [{"type": kind} for kind in ("hysteria", "hysteria2", "tuic", "naive", "vless")]
+    kinds += [{"type": "vmess", **QUIC}, {"type": "trojan", "transport": {"type": "ws"}}, {"type": "shadowsocks"}]
+    kinds += [{"type": "direct"}, {"type": "tproxy"}]
+    made = planned(
+        *({**kind, "tag": str(at), "listen_port": at} for at, kind in enumerate(kinds, 1)), {"type": "tun", "tag": "t"}
+    )
+    assert (set(made.sessions), set(made.datagrams)) == ({1, 2, 3, 4, 6}, {8, 9})
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "clash"),
+    [
+        ({"type": "vless"}, {"type": "trojan"}, True),
+        ({"type": "vless"}, {"type": "hysteria2"}, False),
+        ({"type": "tuic"}, {"type": "hysteria2"}, True),
+        ({"type": "vless"}, {"type": "trojan", **QUIC}, False),
+        ({"type": "tuic"}, {"type": "trojan", **QUIC}, True),
+        ({"type": "tuic"}, {"type": "shadowsocks"}, True),
+        ({"type": "tuic"}, {"type": "shadowsocks", "network": "tcp"}, False),
+        ({"type": "direct", "network": "udp"}, {"type": "shadowsocks", "network": "tcp"}, False),
+        ({"type": "tuic"}, {"type": "naive", "network": ["tcp", "udp"]}, True),
+        ({"type": "tuic"}, {"type": "hysteria2", "listen": "127.0.0.1"}, False),
+    ],
+)
+def test_a_port_that_two_have(one: dict[str, Any], other: dict[str, Any], clash: bool) -> None:
+    """By the same network, at the same address: they would take turns in having whoever comes."""
+    inbounds = [{"listen_port": 5, "tag": tag, **inbound} for tag, inbound in (("a", one), ("b", other))]
+    if not clash:
+        planned(*inbounds)
+        return
+    with pytest.raises(InvalidConfig, match="'a' and 'b' have the same port 5"):
+        planned(*inbounds)

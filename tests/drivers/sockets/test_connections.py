@@ -178,16 +178,6 @@ def test_mapped_addresses_are_plain(address: object, port: int) -> None:
     assert len(endpoint(str(address), port)) == 6
 
 
-def test_refused_by_the_kernel() -> None:
-    """A process that may not have another's descriptors says so, with what the operator can do about it."""
-    drop = "os.setuid(65534)" if os.getuid() == 0 else ""
-    code = f"import os\nfrom drivers.sockets.connections import peers\n{drop}\npeers(1)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "Unreachable: live connections of removed users cannot be ended" in done.stderr
-    assert "pidfd_getfd" in done.stderr
-    assert "mode 0755" in done.stderr
-
-
 def test_a_deaf_listener(server: Server) -> None:
     """Nobody gets in, nobody is refused, and who is in stays; a listener of another port hears on."""
     with ExitStack() as stack:

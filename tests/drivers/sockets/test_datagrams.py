@@ -2,72 +2,27 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 
 import pytest
 
 from drivers.sockets.datagrams import Datagrams
 from drivers.sockets.steering import Unsteerable
-from scripts.staging.ports import free_port
-
-PROGRAM = """
-import socket, sys
-name, host, port = sys.argv[1:]
-one = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
-one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-one.bind((host, int(port)))
-print("bound", flush=True)
-while True:
-    _, peer = one.recvfrom(64)
-    one.sendto(name.encode(), peer)
-"""
-
-
-class Port:
-    """A port, and the processes on it."""
-
-    def __init__(self, host: str) -> None:
-        self.host, self.number = host, free_port()
-        self.ports = [range(self.number, self.number + 1)]
-        self.steering = Datagrams()
-        self.stack = ExitStack()
-
-    def start(self, name: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-I", "-S", "-c", PROGRAM, name, self.host, str(self.number)]
-        one = self.stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
-        self.stack.callback(one.kill)
-        assert one.stdout is not None and one.stdout.readline() == b"bound\n"
-        return one
-
-    def join(self, name: str) -> subprocess.Popen[bytes]:
-        one = self.start(name)
-        self.steering.join(one.pid, self.ports)
-        return one
-
-    def met(self) -> set[str]:
-        """Who answers clients, each with an address of its own."""
-        found = set()
-        for _ in range(20):
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
-                client.settimeout(5)
-                client.sendto(b"who?", ("127.0.0.1", self.number))
-                found.add(client.recv(8).decode())
-        return found
+from tests.harness.answering import NOBODY, Port, end
 
 
 @pytest.fixture(params=["127.0.0.1", "0.0.0.0", "::"])
 def port(request: pytest.FixtureRequest) -> Iterator[Port]:
-    made = Port(request.param)
-    with made.stack, closing(made.steering):
-        yield made
+    with closing(Datagrams()) as steering:
+        made = Port(steering, request.param, ["127.0.0.1"])
+        with made.stack:
+            yield made
 
 
 def test_led_and_left(port: Port) -> None:
     """Who joins gets none until it is led to; the newest of the others has all after an end, and who is alone."""
+    assert isinstance(port.steering, Datagrams)
     old = port.join("a")
     new = port.join("b")
     assert port.met() == {"a"}
@@ -77,8 +32,7 @@ def test_led_and_left(port: Port) -> None:
     assert port.met() == {"b"}
     port.steering.steer(newest.pid)
     for one, left in ((newest, "b"), (new, "a")):
-        one.kill()
-        one.wait()
+        end(one)
         port.steering.leave(one.pid)
         assert port.met() == {left}
     port.steering.close()
@@ -89,18 +43,13 @@ def test_led_and_left(port: Port) -> None:
 
 def test_before_an_end(port: Port) -> None:
     """Clients are refused at once, and given to nobody; what is left of the processes is nobody's affair."""
+    assert isinstance(port.steering, Datagrams)
     port.join("a")
     new = port.join("b")
     port.steering.steer(new.pid)
     port.steering.silence(new.pid)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
-        client.settimeout(5)
-        client.connect(("127.0.0.1", port.number))
-        client.send(b"who?")
-        with pytest.raises(ConnectionRefusedError):
-            client.recv(8)
-    new.kill()
-    new.wait()
+    assert port.met() == {NOBODY}
+    end(new)
     port.steering.leave(new.pid)
 
 

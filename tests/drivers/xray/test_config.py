@@ -682,15 +682,51 @@ def test_on_which_sockets_it_listens() -> None:
 
 
 def test_what_one_process_has() -> None:
-    """The keys of WireGuard, by which its peers know one process at a time."""
+    """The keys of WireGuard, by which its peers know one process at a time, inbound or outbound."""
     peers = [{"publicKey": "A" * 43 + "=", "endpoint": "127.0.0.1:1"}]
     wireguard = {"tag": "warp", "protocol": "wireguard", "settings": {"secretKey": "A" * 43 + "=", "peers": peers}}
     assert of(outbounds=[{"protocol": "freedom"}]).exclusive == []
-    assert of(outbounds=[wireguard]).exclusive == ["the WireGuard key of 'warp' can be in one process at a time"]
+    told = ["the WireGuard key of 'warp' can be live in one process only: its peers answer the one that spoke last"]
+    assert of(outbounds=[wireguard]).exclusive == told
+    listening = {**wireguard, "listen": "127.0.0.1", "port": 5}
+    assert of(inbounds=[listening]).exclusive == told
+
+
+def test_reverse_proxies() -> None:
+    """The bridges of a portal, of either kind, do not come to another process while the first one lives."""
+    told = ["the bridges of the reverse proxy 'home' stay with the process that they are connected to"]
+    assert of(reverse={"portals": [{"tag": "home", "domain": "home.test"}]}).exclusive == told
+    assert of(reverse={"bridges": [{"tag": "home", "domain": "home.test"}]}).exclusive == []
+    user = {"id": "11111111-1111-1111-1111-111111111111", "reverse": {"tag": "home"}}
+    text = json.dumps({"inbounds": [inbound("vless", decryption="none", clients=[user])]})
+    assert taken_over(text, "in").exclusive == told
+    assert taken_over(text).exclusive == []
 
 
 def test_datagrams_that_stand_for_themselves() -> None:
-    """Those of Shadowsocks, unless its transport is over UDP."""
+    """Those of Shadowsocks, unless its transport is over UDP, and those that are passed on."""
     shadowsocks = {**inbound("shadowsocks", method="aes-128-gcm", password="x"), "port": 5}
     assert of(inbounds=[shadowsocks]).datagrams == {5}
     assert of(inbounds=[{**shadowsocks, "streamSettings": {"network": "kcp"}}]).datagrams == frozenset()
+    passing = {**inbound("dokodemo-door", address="127.0.0.1", network="udp"), "port": 6}
+    assert of(inbounds=[passing]).datagrams == {6}
+    transparent = {"sockopt": {"tproxy": "tproxy"}}
+    assert of(inbounds=[{**passing, "streamSettings": transparent}]).datagrams == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("stream", "udp"),
+    [
+        ({"network": "raw"}, False),
+        ({"network": "ws"}, False),
+        ({"network": "kcp"}, True),
+        ({"network": "hysteria", "hysteriaSettings": {"version": 2}}, True),
+        ({"network": "xhttp"}, False),
+        ({"network": "xhttp", "security": "tls", "tlsSettings": {"alpn": ["h2", "h3"]}}, False),
+        ({"network": "xhttp", "security": "tls", "tlsSettings": {"alpn": ["h3"]}}, True),
+    ],
+)
+def test_sessions(stream: Json, udp: bool) -> None:
+    """Where the transport is over UDP; nobody's TCP connection is looked for there."""
+    made = of(inbounds=[{**vless(stream=stream), "port": "5-6"}])
+    assert (set(made.sessions), set(made.doors)) == (({5, 6}, set()) if udp else (set(), {"in"}))

@@ -150,23 +150,28 @@ class Starts(OverlapTests):
         self.assertFalse(old.alive)
 
     def test_too_little_memory(self) -> None:
-        """Those that drain are ended first; where that is not enough it is a restart, and a warning says why."""
+        """Those that drain are ended first; where that is not enough it is a restart, and a warning says why.
+
+        The listeners of the one that serves are not touched for that.
+        """
         first = self.started("a", ANN)
         second = self.started("a x", ANN)
+        second.joined = False
         self.patch(drain, "available", lambda: 1)
         third = self.started("a y", ANN)
         self.assertEqual([run.alive for run in (first, second, third)], [False, False, True])
+        self.assertFalse(second.joined)
         self.assertIn("there is not enough memory for two cores", "".join(self.runner.warnings))
         self.patch(drain, "available", lambda: 1 << 40)
         self.started("a z", ANN)
         self.assertEqual(self.runner.warnings, [])
 
     def test_where_it_cannot_be_done(self) -> None:
-        """The core is restarted, and a warning says why."""
+        """The core is restarted, its listeners untouched until then, and a warning says why."""
         old = self.started("a", ANN)
         for self.driver.obstacles, self.driver.unshared in ((["port 1 is UDP"], ""), ([], "somebody else listens")):
             new = self.started(old.plan.config + " x", ANN)
-            self.assertEqual((old.alive, old.wound_down), (False, True))
+            self.assertEqual((old.alive, old.wound_down, old.joined), (False, True, False))
             [reason] = [*self.driver.obstacles, *filter(None, [self.driver.unshared])]
             self.assertIn(reason, "".join(self.runner.warnings))
             old = new
@@ -259,6 +264,15 @@ class Starts(OverlapTests):
         self.driver.launching.open()
         self.failureResultOf(starting, CoreFailed)
         self.assertEqual((self.names(old), self.current), ({"bob"}, old))
+
+    def test_users_who_were_removed(self) -> None:
+        """Soon another run comes in, which has forgotten them; not where it would end sessions of others."""
+        for dear in (False, True):
+            old = self.started("a", ANN, BOB)
+            old.lingering, old.ends_sessions = True, dear
+            self.successResultOf(self.sync(ANN))
+            self.pass_time(REFRESH + 1)
+            self.assertEqual(old is self.current, dear)
 
     def test_users_while_one_fails(self) -> None:
         """They are in the one that goes on."""

@@ -11,14 +11,55 @@ from node.machine import memory
 MIB = 1024**2
 
 
-@pytest.mark.parametrize(("limit", "left"), [(str(100 * MIB), 60 * MIB), ("max", None)])
-def test_a_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, left: int | None) -> None:
-    """What it has in memory of files that nobody reads any more is free."""
-    (tmp_path / "memory.max").write_text(f"{limit}\n")
-    (tmp_path / "memory.current").write_text(f"{90 * MIB}\n")
-    (tmp_path / "memory.stat").write_text(f"anon {40 * MIB}\ninactive_file {50 * MIB}\nactive_file 0\n")
-    monkeypatch.setattr(memory, "_GROUP", tmp_path)
-    if left is not None:
-        assert memory.available() == left
-    else:
-        assert memory.available() > 0
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where control groups are; this process is in the outermost one."""
+    monkeypatch.setattr(memory, "_GROUPS", tmp_path)
+    enter(tmp_path, monkeypatch, "/")
+    return tmp_path
+
+
+def enter(groups: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    own = groups / "own"
+    own.write_text(f"4:memory:/elsewhere\n0::{path}\n")
+    monkeypatch.setattr(memory, "_OWN", own)
+
+
+def limited(group: Path, most: int | str = "max", high: int | str = "max") -> None:
+    """It has 40 MiB, and 50 MiB of files that nobody reads any more, which are free."""
+    group.mkdir(parents=True, exist_ok=True)
+    (group / "memory.max").write_text(f"{most}\n")
+    (group / "memory.high").write_text(f"{high}\n")
+    (group / "memory.current").write_text(f"{90 * MIB}\n")
+    (group / "memory.stat").write_text(f"anon {40 * MIB}\ninactive_file {50 * MIB}\nactive_file 0\n")
+
+
+def test_a_container(groups: Path) -> None:
+    """Its control group is the outermost one that it sees."""
+    limited(groups, 100 * MIB)
+    assert memory.available() == 60 * MIB
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"a/b": {"most": 100 * MIB}},
+        {"a/b": {"high": 100 * MIB, "most": 200 * MIB}},
+        {"a/b": {"most": 300 * MIB}, "a": {"most": 100 * MIB}},
+        {"a/b": {"most": 100 * MIB}, "a": {"most": 300 * MIB}},
+    ],
+)
+def test_a_service(groups: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, dict[str, int]]) -> None:
+    """The narrowest of the limits counts: of its own control group, or of one around it."""
+    for path, some in limits.items():
+        limited(groups / path, **some)
+    enter(groups, monkeypatch, "/a/b")
+    assert memory.available() == 60 * MIB
+
+
+@pytest.mark.parametrize("path", ["/", "/a/b", "/../../elsewhere"])
+def test_no_limit(groups: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """What the machine has is free; a control group that is not to be seen is none."""
+    limited(groups)
+    enter(groups, monkeypatch, path)
+    assert memory.available() > 300 * MIB

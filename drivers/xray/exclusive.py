@@ -1,0 +1,34 @@
+"""What of a configuration only one process at a time can have. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from drivers.process.exclusive import interface, wireguard
+from drivers.xray.selectors import portals
+from protos import xray_pb2
+from protos.xray_pb2 import Config, InboundHandlerConfig, OutboundHandlerConfig
+
+# By the type of their settings.
+_KINDS = {"xray.proxy.tun.Config": interface, "xray.proxy.wireguard.DeviceConfig": wireguard}
+_VLESS = "xray.proxy.vless.inbound.Config"
+
+
+def exclusive(base: Config) -> Iterator[str]:
+    """What that is, each in a line. The users of managed inbounds are none of it."""
+    handlers: list[InboundHandlerConfig | OutboundHandlerConfig] = [*base.inbound, *base.outbound]
+    for handler in handlers:
+        kind = _KINDS.get(handler.proxy_settings.type)
+        if kind is not None:
+            yield kind(handler.tag)
+    for tag in (*portals(base), *(tag for inbound in base.inbound for tag in _portals(inbound))):
+        yield f"the bridges of the reverse proxy {tag!r} stay with the process that they are connected to"
+
+
+def _portals(inbound: InboundHandlerConfig) -> Iterator[str]:
+    """The portals that users of VLESS are, by the tags of their reverse proxies."""
+    if inbound.proxy_settings.type == _VLESS:
+        for user in xray_pb2.UsersConfig.FromString(inbound.proxy_settings.value).users:
+            account = xray_pb2.VlessAccount.FromString(user.account.value)
+            if account.HasField("reverse"):
+                yield account.reverse.tag

@@ -1,0 +1,68 @@
+"""Where the kernel refuses a process's sockets: why, in words that tell an operator what to allow."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from drivers.sockets import connections
+from drivers.sockets.listeners import survey
+from drivers.sockets.rights import Unreachable
+from tests.harness import confined
+from tests.harness.steered import Greeter
+
+ROOT = Path(__file__).parents[3]
+EVERYWHERE = [range(65536)]
+# What another process is told of this one.
+ASK = "import os, sys; from drivers.sockets.listeners import survey; {}print(*survey(int(sys.argv[1]), []).obstacles)"
+
+
+def told(pid: int, through: Sequence[str] = (), first: str = "") -> str:
+    argv = [*through, sys.executable, "-c", ASK.format(first), str(pid)]
+    return subprocess.run(argv, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+
+
+@pytest.fixture
+def greeter() -> Iterator[Greeter]:
+    """One without capabilities: who has fewer may not trace it."""
+    with Greeter("a", [("127.0.0.1", 0)], through=confined.argv()) as one:
+        yield one
+
+
+@pytest.mark.parametrize("call", confined.CALLS)
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS])
+def test_a_filter_of_system_calls(greeter: Greeter, call: str, error: int) -> None:
+    """As of a container or of systemd: the two calls are named, and where they are allowed."""
+    text = told(greeter.pid, confined.argv([call], error))
+    assert "may not call pidfd_open and pidfd_getfd" in text
+    assert "SYS_PTRACE" in text and "seccomp" in text and "SystemCallFilter" in text
+    assert os.strerror(error) in text
+
+
+def test_no_capability(greeter: Greeter) -> None:
+    """None is needed."""
+    assert told(greeter.pid, confined.argv()) == "\n"
+
+
+def test_a_process_that_may_not_be_traced() -> None:
+    """As of another user: the calls are allowed, and it is said what else has to be."""
+    text = told(1, first="os.setuid(65534); " if os.getuid() == 0 else "")
+    assert "may not trace the core" in text
+    assert "mode 0755" in text and "kernel.yama.ptrace_scope" in text
+
+
+def test_a_process_that_is_hidden(greeter: Greeter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One that lives and is not to be seen in /proc is not taken for one that has ended, and listens on nothing."""
+    monkeypatch.setattr(connections, "_FILES", str(tmp_path / "{}"))
+    [reason] = survey(greeter.pid, EVERYWHERE).obstacles
+    assert "may not trace the core" in reason
+    with pytest.raises(Unreachable):
+        connections.alive(greeter.pid, EVERYWHERE)
+    greeter.kill()
+    assert survey(greeter.pid, EVERYWHERE).obstacles == ()

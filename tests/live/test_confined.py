@@ -1,0 +1,76 @@
+"""A node that may do little, as under systemd or in a container, with what it needs to drop nobody and without it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from protos.service_pb2 import User
+from scripts.staging import transfer
+from scripts.staging.controller import RpcController
+from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import Kind
+from scripts.staging.node import NodeProcess
+from scripts.staging.users import TestUser
+from scripts.staging.wait import until
+from tests.conftest import Place, connection, gets_in, member, on, run
+from tests.harness import confined
+from tests.harness.grounds import Ground
+from tests.live.test_overlap import ended, runs
+
+ANNA, BERT = (TestUser.new(f"{name}@test") for name in ("anna", "bert"))
+# What a core says of itself at each start.
+STARTED = re.compile(r"(Xray [\d.]+|sing-box) started")
+
+
+@pytest.fixture
+def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
+    return Place(all_kinds["vless-raw"], "home", ground=ground)
+
+
+@contextmanager
+def changing(directory: Path, home: Place, *refused: str) -> Iterator[tuple[NodeProcess, RpcController]]:
+    """A confined node, with users at home."""
+    with NodeProcess(directory, through=confined.argv(refused)) as node, closing(RpcController(node)) as controller:
+        run(controller, [home], users(home), log=home.ground.brief)
+        yield node, controller
+
+
+def users(home: Place) -> list[User]:
+    return [member(ANNA, home), member(BERT, home)]
+
+
+def test_without_capabilities(tmp_path: Path, home: Place, echo: EchoServer) -> None:
+    """None is needed: nobody is dropped, and who is removed is."""
+    with changing(tmp_path, home) as (node, controller):
+        assert "CapEff:\t0000000000000000" in Path(f"/proc/{node.pid}/status").read_text()
+        with connection(home, ANNA, echo) as anna, connection(home, BERT, echo) as bert:
+            run(controller, [home], users(home), log=home.ground.verbose)
+            assert len(runs(node)) == 2
+            controller.sync_user(member(BERT))
+            until(lambda: ended(bert), what="his connection ends")
+            transfer.small_echo(anna, b"still here")
+            assert gets_in(home, ANNA, echo)
+        assert not controller.info().warnings
+
+
+# The kernel refuses it for each core in the same way.
+@on(lambda ground: ground.live)
+def test_no_duplicates(tmp_path: Path, home: Place, echo: EchoServer) -> None:
+    """As in a container: it is known before another core is started, told in one line, and the core is restarted."""
+    with changing(tmp_path, home, "pidfd_getfd") as (node, controller):
+        assert not controller.info().warnings
+        with connection(home, ANNA, echo) as link:
+            run(controller, [home], users(home), log=home.ground.verbose)
+            until(lambda: ended(link), what="her connection ends")
+        assert gets_in(home, ANNA, echo)
+        [warning] = controller.info().warnings
+        [line] = [line for line in node.lines if "connections end with the core" in line]
+        for told in (warning, line):
+            assert "may not call pidfd_open and pidfd_getfd" in told
+            assert "SYS_PTRACE" in told
+        assert len([line for line in controller.tail() if STARTED.search(line)]) == 2
