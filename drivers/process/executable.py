@@ -13,9 +13,9 @@ from twisted.internet.threads import deferToThreadPool
 from drivers.install.install import find
 from drivers.install.releases import Core, InstallError
 from drivers.process.child import CoreProcess
+from drivers.process.settings import executable_setting
 from drivers.process.spawn import Done, Spawner, by_setpriv, opened
 from node.contract.driver import Host
-from node.contract.settings import Setting
 from node.errors import CoreFailed
 
 # Clean: nothing of the node's own reaches a core, its key least of all.
@@ -28,12 +28,6 @@ ENVIRONMENT = {
 
 # What operators are told of each file that is another one by now.
 CHANGED = "{} changed on disk; it is used when the core starts next"
-
-
-def executable_setting(core: Core) -> Setting:
-    """What an operator sets to have another executable of this core."""
-    text = f"the {core.title} to run (default: found on PATH or in the cores directory)"
-    return Setting(core.variable("EXECUTABLE_PATH"), text)
 
 
 @dataclass(frozen=True)

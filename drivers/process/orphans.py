@@ -1,4 +1,4 @@
-"""Cores that an earlier node left behind: how they are marked, found and ended."""
+"""Cores that an earlier node left behind, of whatever kind: how they are marked, found and ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def mark(owner: Path) -> str:
 
 
 def sweep(owner: Path) -> list[int]:
-    """Kill what an earlier node with this directory left behind, and wait for it. Returns the process numbers."""
+    """Kill what an earlier node with this directory left behind, and wait for it. Returns the process numbers.
+
+    Sockets that its cores had there are removed.
+    """
     ours = mark(owner)
     orphans = [process for process in psutil.process_iter() if _mark(process) == ours]
     for orphan in orphans:
@@ -31,6 +34,8 @@ def sweep(owner: Path) -> list[int]:
     deadline = time.monotonic() + TERM_SECONDS
     while any(map(_runs, orphans)) and time.monotonic() < deadline:
         time.sleep(0.01)
+    for socket in owner.glob("*.sock*"):
+        socket.unlink()
     return [orphan.pid for orphan in orphans]
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from drivers.process import readiness as starting
-from drivers.process.orphans import sweep
 from drivers.process.planned import Core
 from drivers.sing_box import config
-from drivers.sing_box.executable import SETTINGS, counts, installation
+from drivers.sing_box.executable import counts, installation
 from drivers.sing_box.plan import SingBoxPlan
 from drivers.sing_box.verdict import look
 from node.contract.driver import Host
@@ -15,7 +14,6 @@ from node.contract.driver import Host
 class SingBox(Core):
     """Satisfies `node.contract.driver.Driver`."""
 
-    settings = SETTINGS
     name = "sing-box"
 
     def __init__(self, host: Host) -> None:
@@ -27,6 +25,3 @@ class SingBox(Core):
         reading = config.plan, done.output, exclude, directory, counts(core)
         made = await starting.read(self._host.reactor, config_text, *reading)
         return SingBoxPlan(self._host, self._installation, self._sharing, made)
-
-    def sweep(self) -> list[int]:
-        return sweep(self._host.directory)

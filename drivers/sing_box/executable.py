@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from drivers.install.releases import SING_BOX
-from drivers.process.executable import Executable, Installation, executable_setting
+from drivers.process.executable import Executable, Installation
 from node.contract.driver import Host
 
-SETTINGS = (executable_setting(SING_BOX),)
 # The first version with the api service.
 OLDEST = (1, 14)
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from drivers.process import readiness as starting
-from drivers.process.orphans import sweep
 from drivers.process.planned import Core
 from drivers.xray import config
-from drivers.xray.executable import SETTINGS, installation
+from drivers.xray.executable import installation
 from drivers.xray.plan import XrayPlan
 from drivers.xray.verdict import look
 from node.contract.driver import Host
@@ -15,7 +14,6 @@ from node.contract.driver import Host
 class Xray(Core):
     """Satisfies `node.contract.driver.Driver`."""
 
-    settings = SETTINGS
     name = "xray"
 
     def __init__(self, host: Host) -> None:
@@ -26,9 +24,3 @@ class Xray(Core):
         done = await look(xray, "convert", "pb", "-outpbfile", "/dev/fd/3", "stdin:", stdin=text.encode())
         made = await starting.read(self._host.reactor, text, config.plan, done.output, text, exclude, xray.number)
         return XrayPlan(self._host, self._installation, self._sharing, made)
-
-    def sweep(self) -> list[int]:
-        orphans = sweep(self._host.directory)
-        for socket in self._host.directory.glob("*.sock*"):
-            socket.unlink()
-        return orphans

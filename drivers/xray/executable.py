@@ -5,22 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from drivers.install.releases import XRAY
-from drivers.process.executable import ENVIRONMENT, Executable, Files, Installation, executable_setting
+from drivers.process.executable import ENVIRONMENT, Executable, Files, Installation
 from drivers.xray.geo import assets
 from node.contract.driver import Host
-from node.contract.settings import Setting
 from node.errors import CoreFailed
 
-SETTINGS = (
-    executable_setting(XRAY),
-    Setting("XRAY_ASSETS_PATH", "where geoip.dat and geosite.dat are (default: beside the executable)"),
-    Setting(
-        "XRAY_SPLICE",
-        "on: the kernel splices Vision connections, which are counted only at their end",
-        "off",
-        choices=("on", "off"),
-    ),
-)
 _ASSETS = "XRAY_LOCATION_ASSET"
 
 

@@ -1,7 +1,7 @@
 """What a core's driver is to the node, and what the node hands it.
 
 A new core brings a package with a class that satisfies `Driver`, plans that satisfy `Plan`, generations that satisfy
-`Generation`, and one line in `drivers.registry`. A driver launches what it is told to, when it is told to: when a run
+`Generation`, and an entry in `drivers.registry`. A driver launches what it is told to, when it is told to: when a run
 ends and another one begins is the node's affair (`node.backend.replace`). What only some cores can do is a protocol of
 its own (`CountsOnline`).
 """
@@ -236,6 +236,3 @@ class Driver(Protocol):
 
     async def prepare(self, config_text: str, exclude: frozenset[str]) -> Plan:
         """Have the core read a configuration, touching none that runs. Raises `errors.InvalidConfig`."""
-
-    def sweep(self) -> list[int]:
-        """End the cores that an earlier node left behind on this directory; their process numbers. Blocking, brief."""

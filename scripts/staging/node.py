@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 import psutil
 
@@ -39,6 +39,9 @@ class NodeProcess:
     and `through` stands before its command.
     At the end of the block the node is stopped, and `AssertionError` is raised if it or any process of its own is left.
     """
+
+    # How its process is made.
+    child: ClassVar[type[Child]] = Child
 
     def __init__(self, directory: Path, *, through: Sequence[str] = (), **environment: str) -> None:
         self.directory = directory
@@ -75,7 +78,7 @@ class NodeProcess:
     def start(self) -> None:
         """Run the node and wait until its ports accept. Raises `AssertionError` with its output if they do not."""
         argv = [*self._through, str(_TWISTD), "--nodaemon", "--pidfile=", "node"]
-        self._child = Child(argv, self._environment, directory=self.directory)
+        self._child = self.child(argv, self._environment, directory=self.directory)
         ports = [int(self._environment[name]) for name in _PORTS if name in self._environment]
         self._child.ready(lambda: all(map(accepts, ports)), _READY, f"the node accepts on {ports}")
 

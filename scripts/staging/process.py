@@ -7,9 +7,30 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Protocol, Self
 
 from scripts.staging.wait import until
+
+
+class Running(Protocol):
+    """What is needed of `subprocess.Popen`, whose words hold here."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def stdin(self) -> IO[bytes] | None: ...
+
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
 
 
 class Child:
@@ -22,15 +43,7 @@ class Child:
         self, argv: Sequence[str], environment: Mapping[str, str], stdin: bytes = b"", directory: Path | None = None
     ) -> None:
         self.lines: list[str] = []
-        self._process = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=dict(environment),
-            cwd=directory,
-            start_new_session=True,
-        )
+        self._process = self._run(argv, environment, directory)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self._feed(stdin)
@@ -83,6 +96,17 @@ class Child:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def _run(self, argv: Sequence[str], environment: Mapping[str, str], directory: Path | None) -> Running:
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            cwd=directory,
+            start_new_session=True,
+        )
 
     def _feed(self, stdin: bytes) -> None:
         assert self._process.stdin

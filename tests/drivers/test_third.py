@@ -58,9 +58,6 @@ class ScriptDriver:
             raise InvalidConfig("a configuration is one word")
         return ScriptPlan(self._host, config_text.strip())
 
-    def sweep(self) -> list[int]:
-        return sweep(self._host.directory)
-
 
 class ScriptPlan:
     warnings = ()
@@ -145,7 +142,8 @@ class ThirdDriverTests(TestCase):
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
         self.ring, self.generations = LogRing(reactor, 100), Generations()
-        host = Host(reactor, Aio(IReactorFromThreads(reactor)), self.ring, Path(temporary.name), {})
+        self.directory = Path(temporary.name)
+        host = Host(reactor, Aio(IReactorFromThreads(reactor)), self.ring, self.directory, {})
         self.driver: Driver = ScriptDriver(host)
         self.runner = Runner(reactor, self.ring, MemoryRecord(), self.generations, read)
         self.addCleanup(lambda: Deferred.fromCoroutine(self.runner.close()))
@@ -186,4 +184,4 @@ class ThirdDriverTests(TestCase):
         run = self.runner.current()
         await self.runner.stop("asked")
         self.assertFalse(run.alive)
-        self.assertEqual((self.generations.counting, self.driver.sweep()), ((), []))
+        self.assertEqual((self.generations.counting, sweep(self.directory)), ((), []))

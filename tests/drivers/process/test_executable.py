@@ -38,7 +38,7 @@ from protos.service_pb2 import BackendType
 for name, executable, text in json.load(sys.stdin):
     settings = {f"{name}_EXECUTABLE_PATH": executable}
     host = Host(reactor, None, LogRing(reactor, 10), pathlib.Path(sys.argv[1]), settings)
-    driver = REGISTRY[BackendType.Value(name)](host)
+    driver = REGISTRY[BackendType.Value(name)].load(host)
     reactor.callWhenRunning(lambda driver=driver, text=text: ensureDeferred(driver.prepare(text, frozenset())))
 reactor.run()
 """

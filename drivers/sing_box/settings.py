@@ -1,0 +1,8 @@
+"""What an operator says of sing-box."""
+
+from __future__ import annotations
+
+from drivers.install.releases import SING_BOX
+from drivers.process.settings import executable_setting
+
+SETTINGS = (executable_setting(SING_BOX),)
