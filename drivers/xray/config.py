@@ -16,7 +16,7 @@ from drivers.credentials import KEY_BYTES
 from drivers.xray import selectors, streams
 from drivers.xray.access import BadMask, Mask, Shown
 from drivers.xray.accounts import BUILDERS, Inbound
-from drivers.xray.doors import Door, doors, entrances, is_over_udp, is_transparent, listens
+from drivers.xray.doors import Door, doors, entrances, is_http_3, is_over_udp, is_transparent, listens
 from drivers.xray.selectors import OURS
 from drivers.xray.text import Hints, hints
 from drivers.xray.wire import field
@@ -111,10 +111,16 @@ class Plan:
 
     @property
     def exclusive(self) -> Sequence[str]:
-        """What of it only one process at a time can have, in words."""
+        """What of it only one process at a time can have, or does not get over to another one in time, in words."""
         handlers: list[InboundHandlerConfig | OutboundHandlerConfig] = [*self.base.inbound, *self.base.outbound]
         found = ((EXCLUSIVE.get(handler.proxy_settings.type), handler.tag) for handler in handlers)
-        return [f"{what} {tag!r} can be in one process at a time" for what, tag in found if what]
+        alone = [f"{what} {tag!r} can be in one process at a time" for what, tag in found if what]
+        # Xray's client does not hear that nobody is at the port, but it does hear the core's own farewell.
+        deaf = [handler.tag for handler in self.base.inbound if is_http_3(handler)]
+        return [
+            *alone,
+            *(f"clients of {tag!r} (XHTTP by HTTP/3) would find another core after half a minute" for tag in deaf),
+        ]
 
     def account(self, tag: str, user: service_pb2.User) -> Account | None:
         inbound = self.inbounds[tag]
