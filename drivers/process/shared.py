@@ -38,7 +38,7 @@ class Listening(Protocol):
 
     @property
     def exclusive(self) -> Sequence[str]:
-        """What of it only one process at a time can have, each in a line."""
+        """What of it only one process at a time can have, or does not get over to another one, each in a line."""
 
 
 class SharedRun(Run[A]):

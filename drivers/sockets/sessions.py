@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from drivers.sockets.connections import Ports
@@ -26,38 +26,58 @@ DARK = 0.3
 
 @dataclass
 class Place:
-    """What processes have at one address, by their numbers, and whom of them clients find there."""
+    """Who is at one address. `others` are duplicates of what those have there whom clients do not find: all hidden.
+
+    None is kept of the one whom they find: when it dies they are to be told at once.
+    """
 
     address: Address
-    sockets: dict[int, socket.socket] = field(default_factory=dict)
     current: int | None = None
+    others: dict[int, socket.socket] = field(default_factory=dict)
+
+    def __contains__(self, pid: int) -> bool:
+        return pid == self.current or pid in self.others
 
     def admit(self, pid: int, one: socket.socket) -> None:
-        self.sockets[pid] = one
-        if crowd(one) != len(self.sockets):
+        self.others[pid] = one
+        if crowd(one) > len(self.others) + (self.current is not None):
             raise Unsteerable(f"another process, too, takes datagrams on port {self.address.port}")
         if self.current is None:
-            self.current = pid
+            self.hold(pid)
+        else:
+            hide(one)
 
-    def heir(self, pid: int) -> int | None:
-        """Whom clients are to find when they are led to this process."""
-        return pid if pid in self.sockets else None
+    def hold(self, pid: int) -> None:
+        """This one is found, whoever else comes."""
+        try:
+            _hold(self.others[pid], self.address)
+        finally:
+            self._settle(pid)
 
-    def darken(self, pid: int | None = None) -> None:
-        """Have clients find nobody. This one is to be next: without the one before it, it would be found already."""
+    def darken(self) -> None:
+        """Have clients find nobody."""
         self.current = None
-        for number in sorted(self.sockets, key=lambda number: number != pid):
-            hide(self.sockets[number])
+        for one in self.others.values():
+            hide(one)
 
     def lighten(self, pid: int) -> None:
-        show(self.sockets[pid], self.address.interface)
-        self.current = pid
+        """Have clients find this one."""
+        show(self.others[pid], self.address.interface)
+        self._settle(pid)
 
     def leave(self, pid: int) -> None:
-        if self.current == pid:
-            # Before its socket is gone, lest its clients find another process and are not told.
-            self.darken()
-        self.sockets.pop(pid).close()
+        if pid == self.current:
+            self.current = None
+        else:
+            self.others.pop(pid).close()
+
+    def close(self) -> None:
+        for one in self.others.values():
+            one.close()
+
+    def _settle(self, pid: int) -> None:
+        self.others.pop(pid).close()
+        self.current = pid
 
 
 class Sessions:
@@ -65,12 +85,14 @@ class Sessions:
 
     def __init__(self) -> None:
         self._places: dict[Address, Place] = {}
+        self._ports: dict[int, Ports] = {}
 
     def join(self, pid: int, ports: Ports) -> None:
         """Take up a process with its sockets at these ports. Clients find it only where nobody else is, until `lead`.
 
         Raises `Unsteerable`; then it has to `leave`.
         """
+        self._ports[pid] = ports
         seen, found = look(pid, ports, socket.SOCK_DGRAM)
         try:
             if seen.obstacles:
@@ -81,21 +103,21 @@ class Sessions:
         finally:
             for one in found:
                 one.close()
-        self.hold(pid)
 
     def hold(self, pid: int) -> None:
         """Keep the next process from being found where clients find this one. Raises `Unsteerable`."""
-        for place in self._of(pid):
-            if place.current == pid:
-                _hold(place.sockets[pid], place.address)
+        for place in self._taken(place for place in self._places.values() if place.current == pid):
+            if pid in place.others:
+                place.hold(pid)
 
     def lead(self, pid: int) -> None:
         """End all sessions, and have clients find this process, or nobody where it is not. Raises `OSError`."""
-        moving = [place for place in self._places.values() if place.current != place.heir(pid)]
-        coming = [place for place in moving if pid in place.sockets]
+        heirs = [(place, pid if pid in place else None) for place in self._places.values()]
+        moving = self._taken(place for place, heir in heirs if place.current != heir)
+        coming = [place for place in moving if pid in place.others]
         try:
             for place in moving:
-                place.darken(pid)
+                place.darken()
             if coming:
                 time.sleep(DARK)
         finally:
@@ -104,24 +126,36 @@ class Sessions:
 
     def silence(self, pid: int) -> None:
         """Have clients find nobody where this process is: all there are about to end. Raises `OSError`."""
-        for place in self._of(pid):
+        for place in self._taken(place for place in self._places.values() if pid in place):
             place.darken()
 
     def leave(self, pid: int) -> None:
         """A process has ended. Where clients found it they find nobody, until `lead`."""
-        for place in self._of(pid):
-            place.leave(pid)
-        self._places = {address: place for address, place in self._places.items() if place.sockets}
+        for place in self._places.values():
+            if pid in place:
+                place.leave(pid)
+        self._places = {address: place for address, place in self._places.items() if place.current or place.others}
+        self._ports.pop(pid, None)
 
     def close(self) -> None:
         """Let go of everything."""
         for place in self._places.values():
-            for one in place.sockets.values():
-                one.close()
+            place.close()
         self._places.clear()
+        self._ports.clear()
 
-    def _of(self, pid: int) -> Iterator[Place]:
-        return (place for place in self._places.values() if pid in place.sockets)
+    def _taken(self, places: Iterable[Place]) -> list[Place]:
+        """Take duplicates of those whom clients find at these places, unless they have died."""
+        taken = {place.address: place for place in places}
+        for pid in {place.current for place in taken.values() if place.current is not None}:
+            _, found = look(pid, self._ports[pid], socket.SOCK_DGRAM)
+            for one in found:
+                place = taken.get(address_of(one))
+                if place is not None and place.current == pid:
+                    place.others[pid] = one
+                else:
+                    one.close()
+        return list(taken.values())
 
 
 def _hold(one: socket.socket, address: Address) -> None:

@@ -18,7 +18,6 @@ from protos.xray_pb2 import InboundHandlerConfig, ReceiverConfig, StreamConfig
 _ONE_TO_ONE = ("", "tcp", "websocket", "httpupgrade")
 # … and those over UDP. Of all others one connection can carry many requests, a reverse proxy's those of many users.
 _UDP = ("mkcp", "hysteria", "quic")
-# XHTTP is, too, if its TLS offers HTTP/3 alone.
 _XHTTP, _HTTP_3 = "splithttp", ["h3"]
 _TCP_SETTINGS = "xray.transport.internet.tcp.Config"
 _UPGRADE_SETTINGS = (
@@ -62,8 +61,13 @@ def entrances(handlers: Iterable[InboundHandlerConfig]) -> tuple[range, ...]:
 
 def is_over_udp(handler: InboundHandlerConfig) -> bool:
     """Whether its transport has connections of its own over UDP."""
+    return _receiver(handler).stream_settings.protocol_name in _UDP or is_http_3(handler)
+
+
+def is_http_3(handler: InboundHandlerConfig) -> bool:
+    """Whether it is XHTTP and its TLS offers HTTP/3 alone."""
     stream = _receiver(handler).stream_settings
-    return stream.protocol_name in _UDP or (stream.protocol_name == _XHTTP and _offered(stream) == _HTTP_3)
+    return stream.protocol_name == _XHTTP and _offered(stream) == _HTTP_3
 
 
 def is_transparent(handler: InboundHandlerConfig) -> bool:

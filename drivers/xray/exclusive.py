@@ -1,10 +1,11 @@
-"""What of a configuration only one process at a time can have. Pure."""
+"""What of a configuration only one process at a time can have, or another one would have too late. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from drivers.process.exclusive import interface, wireguard
+from drivers.xray.doors import is_http_3
 from drivers.xray.selectors import portals
 from protos import xray_pb2
 from protos.xray_pb2 import Config, InboundHandlerConfig, OutboundHandlerConfig
@@ -23,6 +24,9 @@ def exclusive(base: Config) -> Iterator[str]:
             yield kind(handler.tag)
     for tag in (*portals(base), *(tag for inbound in base.inbound for tag in _portals(inbound))):
         yield f"the bridges of the reverse proxy {tag!r} stay with the process that they are connected to"
+    for handler in filter(is_http_3, base.inbound):
+        # Xray's client does not hear that nobody is at the port, but it does hear the core's own farewell.
+        yield f"clients of {handler.tag!r} (XHTTP by HTTP/3) would find another core after half a minute"
 
 
 def _portals(inbound: InboundHandlerConfig) -> Iterator[str]:

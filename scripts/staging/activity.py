@@ -7,8 +7,8 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -20,6 +20,8 @@ from scripts.staging.echo import EchoServer
 # Seconds between two rounds over the connections that stay, and that anything may take.
 ROUND = 0.2
 PATIENCE = 15.0
+# Seconds between two datagrams of a user who sends them all the time.
+CHATTER = 0.02
 
 
 class Opened(NamedTuple):
@@ -33,15 +35,16 @@ class Activity:
     """What one user does through a SOCKS port, from the start of the `with` block to its end, or to `rest`.
 
     `live` connections are opened first and say something again and again; meanwhile new ones are opened, `pause`
-    seconds after each other, and closed. `dropped` tells of those that ended, `failed` of those that did not come
-    about; `moved` are the bytes by direction, as a core counts them, of all that went well.
+    seconds after each other, and closed, each within the user's `patience`. `dropped` tells of those that ended,
+    `failed` of those that did not come about; `moved` are the bytes by direction, as a core counts them, of all that
+    went well.
     """
 
-    def __init__(self, port: int, echo: EchoServer, live: int, pause: float) -> None:
+    def __init__(self, port: int, echo: EchoServer, live: int, pause: float, patience: float = PATIENCE) -> None:
         self.opened: list[Opened] = []
         self.dropped: list[str] = []
         self.failed: list[str] = []
-        self._port, self._echo, self._live, self._pause = port, echo, live, pause
+        self._port, self._echo, self._live, self._pause, self._patience = port, echo, live, pause, patience
         self._links: list[socket.socket] = []
         # Of each of the two threads, and of whoever says more.
         self._moved: tuple[Counter[str], ...] = (Counter(), Counter(), Counter())
@@ -96,7 +99,7 @@ class Activity:
     def _visit(self) -> None:
         while not self._over.wait(self._pause):
             begun = time.monotonic()
-            if trouble := _trouble(lambda: self._open(PATIENCE, self._moved[1]).close()):
+            if trouble := _trouble(lambda: self._open(self._patience, self._moved[1]).close()):
                 self.failed.append(trouble)
             else:
                 self.opened.append(Opened(begun, time.monotonic() - begun))
@@ -116,6 +119,30 @@ class Activity:
                 wake(link)
             link.close()
         self._links.clear()
+
+
+@contextmanager
+def chatter(port: int, echo: EchoServer) -> Iterator[None]:
+    """A user sends datagrams through a SOCKS port all the time, and cares for no answer: their client never rests.
+
+    On the loopback a client that waits for an answer may have nothing to send for seconds, and hears of nothing.
+    """
+    over = threading.Event()
+
+    def talk() -> None:
+        while not over.is_set():
+            with suppress(OSError), socks.UdpAssociation(port, 1.0) as association:
+                while not over.wait(CHATTER):
+                    association.send(bytes(100), echo.host, echo.port)
+
+    thread = threading.Thread(target=talk, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), "a user does not come to rest"
 
 
 def gap(activity: Activity) -> float:

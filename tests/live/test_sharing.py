@@ -30,8 +30,8 @@ from node.contract.counters import Scope, counter_name
 from node.contract.driver import Generation, Host, Plan, Shares
 from node.errors import CoreFailed
 from node.logs import LogRing
-from scripts.staging import certs, transfer
-from scripts.staging.activity import Activity, gap
+from scripts.staging import certs, sing_box, transfer
+from scripts.staging.activity import Activity, chatter, gap
 from scripts.staging.core import Json
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import SERVER_NAME, Kind
@@ -41,11 +41,11 @@ from scripts.staging.sing_box import SingBoxClient, hysteria2
 from scripts.staging.socks import UdpAssociation
 from scripts.staging.transports import raw, tls
 from scripts.staging.users import TestUser
-from scripts.staging.wait import until
 from tests.conftest import Place, member, way
 from tests.harness import grounds
 from tests.harness.grounds import Ground
 from tests.harness.steered import meet
+from tests.live.test_overlap import freeze
 
 reactor: Any = installed
 
@@ -85,8 +85,7 @@ class Visitors:
 
 @contextmanager
 def frozen(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", what="it is stopped")
+    freeze(pid)
     try:
         yield
     finally:
@@ -209,7 +208,7 @@ class SharingTests(TestCase):
         plan, old = await self.started(ANNA)
         port = self.socks(self.home, ANNA)
         new = await self.followed(old, plan, ANNA)
-        new._process.signal(signal.SIGSTOP)
+        freeze(new.pid)
         with self.assertRaisesRegex(CoreFailed, f"127.0.0.1:{self.home.port}"):
             await new.prove(0.5)
         transfer.connect(port, self.echo).close()
@@ -263,7 +262,7 @@ class SharingTests(TestCase):
         self.assertEqual(await old.obstacles(plan), [])
         port, link = free_port(), self.link(self.socks(self.home, ANNA))
         self.stack.enter_context(SingBoxClient({port: [hysteria2(self.work.port, ANNA, certificate)]}))
-        with Activity(port, self.echo, 1, 0.01) as activity:
+        with chatter(port, self.echo), Activity(port, self.echo, 1, 0.01) as activity:
             new = await self.followed(old, plan, ANNA)
             await self.serves(old)
             self.assertEqual(await self.served(new), 0)
@@ -280,6 +279,7 @@ class SharingTests(TestCase):
             await self.serves(new)
             activity.rest()
         self.assertLess(gap(activity), SOON)
+        self.assertEqual(len(activity.dropped), 1)
         transfer.echo(link, b"still there")
         self.assertEqual(await old.connected(), 1)
 
@@ -373,6 +373,14 @@ class XrayTests(SharingTests):
         inbound = {"tag": "passing", "listen": "127.0.0.1", "port": port, "protocol": "dokodemo-door"}
         return {**inbound, "settings": settings}
 
+    async def test_http_3(self) -> None:
+        """Clients of XHTTP would not hear of it, so it is not led anywhere."""
+        h3 = tls(certs.make(self.directory, [SERVER_NAME]), "xhttp", ["h3"], xhttpSettings={"path": "/x"})
+        self.home = Place(Kind("xhttp", vless(), h3), "home", ground=self.ground)
+        plan, run = await self.started()
+        [obstacle] = await run.obstacles(plan)
+        self.assertIn("clients of 'home'", obstacle)
+
     async def test_udp_of_connections(self) -> None:
         """That of SOCKS belongs to connections of the run, so it cannot be led anywhere."""
         port = free_port()
@@ -427,3 +435,16 @@ class SingBoxTests(SharingTests):
         target = {"override_address": self.echo.host, "override_port": self.echo.port}
         inbound = {"type": "direct", "tag": "passing", "listen": "127.0.0.1", "listen_port": port}
         return {**inbound, "network": "udp", **target}
+
+    async def test_naive(self) -> None:
+        """It has both TCP and UDP on its port."""
+        server, _ = sing_box.tls(certs.make(self.directory, [SERVER_NAME]))
+        port = free_port()
+        naive = {"type": "naive", "tag": "naive", "listen": "::", "listen_port": port, **server}
+        plan = await self.prepared(naive)
+        old = await self.launched(plan)
+        self.assertEqual(await old.obstacles(plan), [])
+        new = await self.followed(old, plan)
+        await new.prove(5)
+        await new.lead()
+        self.assertEqual([await self.is_hidden(run, port) for run in (old, new)], [True, False])

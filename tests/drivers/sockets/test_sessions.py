@@ -116,21 +116,6 @@ def test_led_again_and_again(led: Led) -> None:
         assert led.met() == {"d"}
 
 
-def test_dark_falls(led: Led, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Meanwhile nobody finds the next one, as nobody would be told then."""
-    led.join("a")
-    new = led.join("b")
-    found: list[set[str]] = []
-
-    def hidden(one: socket.socket) -> None:
-        hide(one)
-        found.append(led.met())
-
-    monkeypatch.setattr(sessions, "hide", hidden)
-    led.lead(new)
-    assert found == [{"a"}, {NOBODY}]
-
-
 def test_the_way_back(led: Led) -> None:
     """Who was led to dies: clients are told so, and find the one before it, also after the next has come."""
     old = led.join("a")
@@ -157,12 +142,24 @@ def test_both_ways(led: Led) -> None:
 
 
 def test_who_serves_dies_before_the_next_is_led_to(led: Led) -> None:
-    """Clients are told even so."""
+    """Clients are told at once."""
     old, new = led.join("a"), led.join("b")
     with led.told():
         led.end(old)
         led.lead(new)
     assert led.met() == {"b"}
+
+
+def test_who_serves_dies(led: Led) -> None:
+    """Clients are told before anybody has noticed, whoever waits to be next or drains."""
+    old, new = led.join("a"), led.join("b")
+    led.lead(new)
+    led.join("c")
+    end(new)
+    assert led.met() == {NOBODY}
+    led.sessions.leave(new.pid)
+    led.lead(old)
+    assert led.met() == {"a"}
 
 
 def test_who_comes_dies(led: Led) -> None:

@@ -14,11 +14,13 @@ from twisted.trial.unittest import TestCase
 
 from drivers.sockets import connections
 from drivers.sockets.connections import Ports
+from drivers.sockets.sessions import Sessions
 from drivers.sockets.sharing import Sharing
 from node.contract.driver import NotShared
 from node.errors import CoreFailed
 from scripts.staging.ports import free_port
 from scripts.staging.wait import until
+from tests.harness.answering import NOBODY, Port, end
 from tests.harness.steered import Greeter, ask, meet
 
 reactor: Any = installed
@@ -145,6 +147,42 @@ class SharingTests(TestCase):
         with self.assertRaisesRegex(NotShared, "another process"):
             await self.sharing.join(one.pid, self.ports)
         self.assertFalse(self.sharing.has(one.pid))
+
+    async def test_sessions(self) -> None:
+        """They end with each change, and whoever is left of the processes has the next ones; so at an end."""
+        port = self.of_udp()
+        old = port.start("a")
+        for _ in range(2):
+            await self.sharing.join(old.pid, [], sessions=port.ports)
+        new = port.start("b")
+        await self.sharing.join(new.pid, [], sessions=port.ports)
+        self.assertEqual(port.met(), {"a"})
+        await self.sharing.lead(new.pid)
+        self.assertEqual(port.met(), {"b"})
+        end(new)
+        self.assertEqual(port.met(), {NOBODY})
+        self.sharing.gone(new.pid)
+        await self.sharing.survey(old.pid, [])
+        self.assertEqual((port.met(), self.sharing.has(old.pid)), ({"a"}, False))
+        await self.sharing.join(old.pid, [], sessions=port.ports)
+        await self.sharing.quieten(old.pid)
+        self.assertEqual(port.met(), {NOBODY})
+
+    async def test_a_stranger_by_udp(self) -> None:
+        """Nothing is held then."""
+        port, greeter = self.of_udp(), self.start("a")
+        port.start("x")
+        one = port.start("b")
+        with self.assertRaisesRegex(NotShared, "another process"):
+            await self.sharing.join(one.pid, self.ports, sessions=port.ports)
+        self.assertFalse(self.sharing.has(one.pid))
+        await self.sharing.join(greeter.pid, self.ports)
+        self.assertEqual(meet(self.first), "a")
+
+    def of_udp(self) -> Port:
+        port = Port(Sessions(), HOST, [HOST])
+        self.addCleanup(port.stack.close)
+        return port
 
     async def test_who_gives_up_waiting(self) -> None:
         """What was begun is done, and what comes after it waits for it."""

@@ -729,4 +729,5 @@ def test_datagrams_that_stand_for_themselves() -> None:
 def test_sessions(stream: Json, udp: bool) -> None:
     """Where the transport is over UDP; nobody's TCP connection is looked for there."""
     made = of(inbounds=[{**vless(stream=stream), "port": "5-6"}])
+    assert bool(made.exclusive) is (udp and stream["network"] == "xhttp")
     assert (set(made.sessions), set(made.doors)) == (({5, 6}, set()) if udp else (set(), {"in"}))
