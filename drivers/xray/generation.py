@@ -103,7 +103,8 @@ class XrayGeneration(SharedRun[Api]):
 
     async def wind_down(self) -> None:
         if not await self.quieten():
-            await self._remove_inbounds()
+            async with self._listeners:
+                await self._remove_inbounds()
         await self._connections.hang_up(self.plan.ports)
 
     async def _remove_inbounds(self) -> None:

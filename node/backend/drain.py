@@ -84,11 +84,12 @@ class Drain:
         if not self._limits.generations:
             return "DRAIN_GENERATIONS is 0"
         self._forget()
-        while (others := [other for other in self._since if other is not run]) and self._too_large(run):
+        while (others := [other for other in self._since if other is not run]) and self.lacks(run):
             await self._end_early(others[0], "another one needs its memory")
-        return "there is not enough memory for two cores" if self._too_large(run) else ""
+        return "there is not enough memory for two cores" if self.lacks(run) else ""
 
-    def _too_large(self, run: Generation) -> bool:
+    def lacks(self, run: Generation) -> bool:
+        """Satisfies `node.backend.replace.Room`."""
         size = resident(run.pid) if isinstance(run, Shares) and run.pid is not None else 0
         return available() < PEAK * size + SPARE
 

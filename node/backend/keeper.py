@@ -26,9 +26,10 @@ LIVES = 1.0
 # Seconds after a removal in which the credential may stay in a core that keeps the user out.
 REFRESH = 3.0
 # Seconds after which another run is tried again that could not come in for that; and for which it waits at most rather
-# than end one that drains.
+# than end one that drains, or everybody's sessions.
 RETRY = 30.0
 PATIENCE = 60.0
+SESSIONS = 600.0
 
 
 class Keeper:
@@ -61,13 +62,12 @@ class Keeper:
         self._renewal = renewal
         self._adopt = adopt
         self._doubt = doubt
-        self.window = renewal.window
         self._refreshing: IDelayedCall | None = None
-        # Since when it has waited for a run that drains to be gone.
+        # Since when another run has been put off for what it costs.
         self._patient_since: float | None = None
         reconciler = Reconciler(self, partial(deferLater, reactor))
         self.settle: Callable[[Pairs], Deferred[list[Refusal]]] = reconciler.settle
-        self.unsettled, self.repair, self.idle = reconciler.unsettled, reconciler.repair, reconciler.idle
+        self.unsettled, self.idle, self._repair = reconciler.unsettled, reconciler.idle, reconciler.repair
         self._alone = reconciler.alone
 
     @property
@@ -94,12 +94,14 @@ class Keeper:
         """Whether another run is taking the place of its run. That one begins with what this one had."""
         return self._status.running and self._generations.current is None and not self.drains
 
-    @property
-    def _lingers(self) -> bool:
-        """Whether its run keeps removed users out, and another one could forget them at nobody's cost."""
-        run = self.run
-        dear = isinstance(run, Shares) and run.ends_sessions
-        return self.serves and isinstance(run, Lingers) and run.lingering and not dear
+    def window(self, collected: float) -> float:
+        # Only the current run gets another one for what is collected.
+        return self._renewal.window(collected) if self.serves else 0.0
+
+    async def repair(self) -> None:
+        """Settle whatever differs, and see to removed users whose credentials it still knows."""
+        self.refresh_soon()
+        await self._repair()
 
     def changes(self, touched: Iterable[tuple[str, str]]) -> list[Change]:
         have, wanted = self.run.accounts, self._desired.target
@@ -146,7 +148,7 @@ class Keeper:
         """Have the run take these. What it keeps though it answers is left for another run, which does not know it."""
         run = self.run
         refused, left = await self._ask(changes)
-        self._refresh_soon()
+        self.refresh_soon()
         if not refused:
             return Applied([], left)
         if not await self._answers():
@@ -181,17 +183,24 @@ class Keeper:
         if run is not self.run:
             # Before it is the current one: that it has a keeper must be known.
             self.run = run
+            self._patient_since = None
             self._adopt(run)
 
-    def _refresh_soon(self, seconds: float = REFRESH) -> None:
+    @property
+    def _lingers(self) -> bool:
+        return self.serves and isinstance(self.run, Lingers) and self.run.lingering
+
+    def refresh_soon(self, seconds: float = REFRESH) -> None:
         """Have another run come in that knows nothing of removed users; with those who are removed soon after them."""
-        if self._refreshing is None and self._lingers:
+        if not self._lingers:
+            self._patient_since = None
+        elif self._refreshing is None:
             self._refreshing = self._reactor.callLater(seconds, self._refresh)
 
     def _refresh(self) -> None:
         self._refreshing = None
-        if self._renewal.crowded and self._is_patient():
-            self._refresh_soon()
+        if self._is_patient():
+            self.refresh_soon()
         else:
             self._patient_since = None
             in_background(self._alone(self._refreshed), "removed users are kept out without another run")
@@ -200,13 +209,20 @@ class Keeper:
         """Whether nobody's connections are to end yet for the sake of users who are kept out anyway."""
         now = self._reactor.seconds()
         self._patient_since = now if self._patient_since is None else self._patient_since
-        return now - self._patient_since < PATIENCE
+        return now - self._patient_since < self._patience
+
+    @property
+    def _patience(self) -> float:
+        """Seconds for which it may be put off, by what another run costs."""
+        if isinstance(self.run, Shares) and self.run.ends_sessions:
+            return SESSIONS
+        return PATIENCE if self._renewal.crowded else 0.0
 
     async def _refreshed(self) -> None:
         if self._lingers:
             self._take(await self._renewal.refresh(self.run))
             # If that could not be done.
-            self._refresh_soon(RETRY)
+            self.refresh_soon(RETRY)
 
     def kept(self, changes: Iterable[Change], left: Iterable[Change] = ()) -> list[Change]:
         """Those of the changes, but the ones that are left, which take something away that is still in force."""

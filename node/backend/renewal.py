@@ -74,8 +74,10 @@ class Renewal:
             raise failure from error
 
     async def refresh(self, run: Generation) -> Generation:
-        """A run that knows nothing of users who were removed, if it can come in beside this one; else this one."""
+        """A run that knows nothing of users who were removed, if it can come in at nobody's cost; else this one."""
         assert self._desired.accepted is not None
+        if self._replacement.lacks(run):
+            return run
         plan, users = self._desired.accepted.plan, run.accounts
         try:
             return await self._replacement.beside(plan, lambda: self._still(users), 0.0, SECONDS)

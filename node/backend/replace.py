@@ -10,7 +10,7 @@ from twisted.internet.task import deferLater
 
 from node.backend.generations import Generations
 from node.backend.wind_down import WindDown
-from node.contract.accounts import Accounts
+from node.contract.accounts import Accounts, diff
 from node.contract.driver import Generation, NotShared, Plan, Shares
 from node.errors import CoreFailed, PortTaken
 from node.logs import Logger
@@ -38,6 +38,9 @@ class Room(Protocol):
     def full(self) -> bool:
         """Whether one that drains would have to end early."""
 
+    def lacks(self, run: Generation) -> bool:
+        """Whether there is too little memory for another run like this one."""
+
     async def make(self, run: Generation) -> str:
         """Make room for a run like this one. Returns why there is none, if there is none."""
 
@@ -51,7 +54,7 @@ class Replacement:
         self._reactor = reactor
         self._generations = generations
         self._room = room
-        self.end = wind_down.end
+        self.end, self.lacks = wind_down.end, room.lacks
         # Why the last one was a restart, although a run was there that served.
         self.obstacles: list[str] = []
 
@@ -139,12 +142,19 @@ class Replacement:
                 await deferLater(self._reactor, PORT_RETRY)
 
 
+async def _let_go(run: Generation, target: Mapping[str, Accounts]) -> None:
+    """Nobody gets in by it who was removed while it came up, or has another credential."""
+    gone = [change for change in diff(run.accounts, target) if change.key in run.accounts[change.tag]]
+    if gone:
+        await run.apply([change._replace(packed=None) for change in gone])
+
+
 async def _take_over(run: Generation, target: Target) -> None:
     assert isinstance(run, Shares)
     try:
         await run.join()
         await run.prove(PROOF)
-        target()
+        await _let_go(run, target())
         await run.lead()
     except NotShared as error:
         # One that has ended cannot be joined by anybody: that is no reason to end the one that serves.

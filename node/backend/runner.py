@@ -144,8 +144,9 @@ class Runner:
             if run := self._serves(fingerprint):
                 await self._take_back(run, request, *built, settled)
                 return
-        wanted = await self._in_time(self._prepare(driver, request, fingerprint))
-        roster, refused = await both(self._build(wanted, request.users), self._in_time(self._check(wanted.plan)))
+        wanted = await self._in_time(self._prepare(driver, request, fingerprint), deadline)
+        checking = self._in_time(self._check(wanted.plan), deadline)
+        roster, refused = await both(self._build(wanted, request.users), checking)
         self._tell(await self._replace(wanted, roster, settled, deadline) + refused, wanted.plan.warnings)
 
     async def _meaning(self, driver: Driver, config: str) -> str:
@@ -197,11 +198,12 @@ class Runner:
         alike = accepted is not None and wanted.plan.alike(accepted.plan)
         return await self.desired.build(wanted, users, self.desired.roster if alike else None)
 
-    async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
-        def late(_: object, seconds: float) -> Failure:
-            return Failure(CoreFailed(f"the core did not read the configuration within {seconds:g} s"))
+    async def _in_time(self, work: Coroutine[Any, Any, T], deadline: float) -> T:
+        def late(_: object, __: float) -> Failure:
+            return Failure(CoreFailed(f"the core did not read the configuration within {START_TIMEOUT:g} s"))
 
-        return await ensureDeferred(work).addTimeout(START_TIMEOUT, self._reactor, late)
+        left = max(0.0, deadline - self._reactor.seconds())
+        return await ensureDeferred(work).addTimeout(left, self._reactor, late)
 
     async def _replace(self, wanted: Accepted, roster: Roster, settled: Settled, deadline: float) -> list[Refusal]:
         """End what runs and run this; if it cannot be run, what ran before. Returns who the core refused."""

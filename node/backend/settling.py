@@ -57,7 +57,10 @@ class Settling:
         """The same at the end of a Start; `require_out` tells what became of those whom it took out."""
         differences = self._differences()
         self._leaving = _kept(differences)
-        return await self._settle(differences)
+        refused = await self._settle(differences)
+        for keeper in self._asked:
+            keeper.refresh_soon()
+        return refused
 
     def require_out(self) -> None:
         """Raises if the core may still let in somebody whom the Start took out: it did not answer then."""

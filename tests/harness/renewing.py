@@ -68,5 +68,8 @@ class NoRoom:
 
     full = False
 
+    def lacks(self, run: Generation) -> bool:
+        return True
+
     async def make(self, run: Generation) -> str:
         return "there is room for one"

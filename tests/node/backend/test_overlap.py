@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from node.backend import drain
 from node.backend.drain import SETTLED, Limits
 from node.backend.generations import Generations
-from node.backend.keeper import PATIENCE, REFRESH, RETRY
+from node.backend.keeper import PATIENCE, REFRESH, RETRY, SESSIONS
 from node.backend.probation import SECONDS as PROBATION
 from node.backend.renewal import CROWDED_WINDOW
 from node.backend.runner import Runner
@@ -51,6 +51,9 @@ class OverlapTests(SynchronousTestCase):
     def started(self, config: str, *users: User) -> SharedGeneration:
         self.successResultOf(self.start(config, *users))
         return self.current
+
+    def remove(self, name: str) -> Deferred[None]:
+        return ensureDeferred(self.runner.users.update([User(email=name)]))
 
     def sync(self, *users: User) -> Deferred[None]:
         return ensureDeferred(self.runner.users.replace(users))
@@ -265,14 +268,36 @@ class Starts(OverlapTests):
         self.failureResultOf(starting, CoreFailed)
         self.assertEqual((self.names(old), self.current), ({"bob"}, old))
 
-    def test_users_who_were_removed(self) -> None:
-        """Soon another run comes in, which has forgotten them; not where it would end sessions of others."""
-        for dear in (False, True):
-            old = self.started("a", ANN, BOB)
-            old.lingering, old.ends_sessions = True, dear
-            self.successResultOf(self.sync(ANN))
-            self.pass_time(REFRESH + 1)
-            self.assertEqual(old is self.current, dear)
+    def test_who_leaves_at_the_last_moment(self) -> None:
+        """They do not get in by the new run either, not even for a moment."""
+        self.started("a", ANN, BOB)
+        self.driver.proving.shut = True
+        starting = self.start("a x", ANN, BOB)
+        self.successResultOf(self.remove("ann"))
+        seen: list[set[str]] = []
+        lead = SharedGeneration.lead
+
+        async def led(run: SharedGeneration) -> None:
+            seen.append(self.names(run))
+            await lead(run)
+
+        self.patch(SharedGeneration, "lead", led)
+        self.driver.proving.open()
+        self.successResultOf(starting)
+        self.assertEqual(seen, [{"bob"}])
+
+    def test_who_cannot_leave_a_crowd_meanwhile(self) -> None:
+        """Nothing is collected where another run is on its way: neither the Start nor who leaves with them waits."""
+        for config in ("a", "a x", "a y"):
+            serving = self.started(config, ANN, BOB, CY)
+        self.driver.dear = lambda change: change.key == "ann" and self.driver.launching.shut
+        self.driver.launching.shut = True
+        starting = self.start("a z", ANN, BOB, CY)
+        for name in ("ann", "bob"):
+            self.successResultOf(self.remove(name))
+        self.assertEqual(self.names(serving), {"ann", "cy"})
+        self.driver.launching.open()
+        self.successResultOf(starting)
 
     def test_users_while_one_fails(self) -> None:
         """They are in the one that goes on."""
@@ -637,6 +662,21 @@ class Refreshes(OverlapTests):
         self.pass_time(REFRESH + 2)
         self.assertNotEqual((self.current, oldest.alive), (serving, True))
 
+    def test_where_sessions_would_end(self) -> None:
+        """It waits for longer, and that begins anew when another run has come for another reason."""
+        self.started("a", ANN, BOB, CY)
+        self.removed(ANN, BOB).ends_sessions = True
+        self.pass_time(SESSIONS / 2)
+        self.driver.dear = lambda change: change.key == "cy"
+        self.sync(ANN, BOB, CY)
+        self.pass_time(2)
+        serving = self.removed(BOB, CY)
+        serving.ends_sessions = True
+        self.pass_time(SESSIONS - 2)
+        self.assertIs(self.current, serving)
+        self.pass_time(REFRESH * 2 + 2)
+        self.assertIsNot(self.current, serving)
+
     def test_where_none_ends(self) -> None:
         """Who was removed does not wait for ever."""
         self.runner._supervisor._drain._limits = Limits(timeout=600.0, generations=2)
@@ -647,3 +687,50 @@ class Refreshes(OverlapTests):
         self.assertEqual((self.current, oldest.alive), (serving, True))
         self.pass_time(REFRESH * 2 + 2)
         self.assertEqual((self.current is serving, oldest.alive), (False, False))
+
+    def test_a_start_that_fails_meanwhile(self) -> None:
+        """Whether they left before it or during it: another run comes in afterwards."""
+        for early in (True, False):
+            old = self.started("a", ANN, BOB)
+            old.lingering = True
+            if early:
+                self.successResultOf(self.remove("ann"))
+            self.driver.launching.shut = True
+            self.driver.faults = [CoreFailed("it fell")]
+            starting = self.start("a x", ANN, BOB)
+            self.successResultOf(self.remove("ann"))
+            self.pass_time(REFRESH + 1)
+            self.driver.launching.open()
+            self.failureResultOf(starting, CoreFailed)
+            self.pass_time(REFRESH + 1)
+            self.assertIsNot(self.current, old)
+
+    def test_a_stop_and_an_equal_start_meanwhile(self) -> None:
+        self.started("a", ANN, BOB)
+        old = self.removed(BOB)
+        self.successResultOf(ensureDeferred(self.runner.stop("asked", GRACE)))
+        self.pass_time(REFRESH + 1)
+        self.successResultOf(self.start("a", BOB))
+        self.pass_time(REFRESH + 1)
+        self.assertIsNot(self.current, old)
+
+    def test_a_way_back(self) -> None:
+        """The next look at its users sees to it."""
+        old = self.started("a", ANN, BOB)
+        old.lingering = True
+        self.started("a x", BOB).die()
+        self.pass_time(61 + REFRESH)
+        self.assertIsNot(self.current, old)
+
+    def test_too_little_memory(self) -> None:
+        """No run that drains is ended for it."""
+        self.runner._supervisor._drain._limits = Limits(timeout=600.0, generations=4)
+        for config in ("a", "a x"):
+            self.started(config, ANN, BOB)
+        self.patch(drain, "available", lambda: 0)
+        oldest, serving = self.generations.draining[0], self.removed(BOB)
+        self.pass_time(REFRESH + RETRY + 1)
+        self.assertEqual((self.current, oldest.alive), (serving, True))
+        self.patch(drain, "available", lambda: 1 << 40)
+        self.pass_time(RETRY + 1)
+        self.assertEqual((self.current is serving, oldest.alive), (False, True))
