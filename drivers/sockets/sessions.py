@@ -93,10 +93,8 @@ class Sessions:
         Raises `Unsteerable`; then it has to `leave`.
         """
         self._ports[pid] = ports
-        seen, found = look(pid, ports, socket.SOCK_DGRAM)
+        found = _look(pid, ports)
         try:
-            if seen.obstacles:
-                raise Unsteerable("; ".join(seen.obstacles))
             while found:
                 one = found.pop()
                 self._places.setdefault(address_of(one), Place(address_of(one))).admit(pid, one)
@@ -111,7 +109,10 @@ class Sessions:
                 place.hold(pid)
 
     def lead(self, pid: int) -> None:
-        """End all sessions, and have clients find this process, or nobody where it is not. Raises `OSError`."""
+        """End all sessions, and have clients find this process, or nobody where it is not.
+
+        Raises `Unsteerable`, and `OSError`.
+        """
         heirs = [(place, pid if pid in place else None) for place in self._places.values()]
         moving = self._taken(place for place, heir in heirs if place.current != heir)
         coming = [place for place in moving if pid in place.others]
@@ -125,7 +126,7 @@ class Sessions:
                 place.lighten(pid)
 
     def silence(self, pid: int) -> None:
-        """Have clients find nobody where this process is: all there are about to end. Raises `OSError`."""
+        """Have clients find nobody where this process is: all there are about to end. Raises as `lead`."""
         for place in self._taken(place for place in self._places.values() if pid in place):
             place.darken()
 
@@ -145,17 +146,26 @@ class Sessions:
         self._ports.clear()
 
     def _taken(self, places: Iterable[Place]) -> list[Place]:
-        """Take duplicates of those whom clients find at these places, unless they have died."""
+        """Take duplicates of those whom clients find at these places, unless they have died. Raises `Unsteerable`."""
         taken = {place.address: place for place in places}
         for pid in {place.current for place in taken.values() if place.current is not None}:
-            _, found = look(pid, self._ports[pid], socket.SOCK_DGRAM)
-            for one in found:
+            for one in _look(pid, self._ports[pid]):
                 place = taken.get(address_of(one))
                 if place is not None and place.current == pid:
                     place.others[pid] = one
                 else:
                     one.close()
         return list(taken.values())
+
+
+def _look(pid: int, ports: Ports) -> list[socket.socket]:
+    """Duplicates of what a process has at these ports, none if it has died. Raises `Unsteerable`."""
+    seen, found = look(pid, ports, socket.SOCK_DGRAM)
+    if seen.obstacles:
+        for one in found:
+            one.close()
+        raise Unsteerable("; ".join(seen.obstacles))
+    return found
 
 
 def _hold(one: socket.socket, address: Address) -> None:

@@ -130,7 +130,7 @@ def chatter(port: int, echo: EchoServer) -> Iterator[None]:
     over = threading.Event()
 
     def talk() -> None:
-        while not over.is_set():
+        while not over.wait(CHATTER):
             with suppress(OSError), socks.UdpAssociation(port, 1.0) as association:
                 while not over.wait(CHATTER):
                     association.send(bytes(100), echo.host, echo.port)
