@@ -207,7 +207,8 @@ class Traffic:
         return row
 
     def _require(self, scope: Scope) -> None:
-        if any(scope in generation.uncounted for generation in self._generations.counting):
+        # The newest: what is of another configuration and drains is over soon.
+        if any(scope in generation.uncounted for generation in self._generations.counting[:1]):
             raise Unsupported(
                 f"this core cannot count {scope.value}s with this configuration: see the warnings of info"
             )
