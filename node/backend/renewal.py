@@ -11,7 +11,7 @@ from node.backend.replace import Check, Replacement
 from node.backend.state import Status
 from node.contract.accounts import Accounts, Change, Refusal, apply
 from node.contract.driver import Generation, NotShared, Plan
-from node.errors import CoreFailed, NodeError
+from node.errors import CoreFailed, NodeError, NotStarted
 from node.logs import Logger
 from protos.service_pb2 import User
 
@@ -89,10 +89,18 @@ class Renewal:
         assert self._desired.accepted is not None
         plan, before = self._desired.accepted.plan, run.accounts
         wanted, staying = apply(left, before), apply([change._replace(packed=None) for change in left], before)
+
+        async def check() -> None:
+            await plan.check(wanted)
+            if not run.alive:
+                raise NotStarted("the core ended meanwhile")
+
         try:
-            return await self._bring(plan, wanted, lambda: plan.check(wanted)), []
+            return await self._bring(plan, wanted, check), []
         except Exception as error:  # noqa: BLE001 - told to those who come; without them the core may come up
             self._status.require()
+            if isinstance(error, NotStarted):
+                return run, []
             fault = as_told(error).text
         if staying == run.accounts and run is self._generations.current:
             return run, self._refusals(left, fault)

@@ -179,7 +179,7 @@ class RunTests(TestCase):
             await until_none(self.tasks)
             core = await self.plan.launch(self.roster.target, 8)
         await core.stop()
-        assert not await self.tasks()
+        await until_none(self.tasks)
 
     async def test_nothing_begins_for_a_run_that_is_over(self) -> None:
         """What is asked of it then fails."""
