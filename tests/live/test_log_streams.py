@@ -349,10 +349,10 @@ def test_api_is_not_in_the_logs(node: NodeProcess, ground: Ground) -> None:
             controller.backend_stats()
             controller.sync_users([user(TestUser.new("7"), {"in": VLESS})])
             controller.online("7")
+        until(lambda: any(ground.detail in line for line in reader.lines), what="the core tells much")
         controller.stop()
         reader.find("backend stopped")
         lines = list(reader.lines)
-    assert any(ground.detail in line for line in lines)
     for trace in (*ground.traces, str(node.state)):
         assert not [line for line in lines if trace in line]
 
