@@ -27,9 +27,6 @@ from drivers.sockets.reuseport import (
     waiting,
 )
 
-# How often a process may hang up on a connection of ours before we look.
-TRIES = 5
-
 
 class Unsteerable(Exception):
     """New connections cannot be led from one process to another. The text says why."""
@@ -184,7 +181,7 @@ class Steering:
         It has accepted the connections when nothing is `waiting` for it. It may write a line about each.
         """
         for group, index in self._of(pid):
-            group.expect(group.members[index], index, group.current, _knock)
+            group.expect(group.members[index], index, group.current, knock)
 
     def waiting(self, pid: int) -> Mapping[Address, int]:
         """How many connections are established that the process has not accepted, on each address."""
@@ -257,11 +254,3 @@ def _empty(listener: socket.socket) -> int:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             count += 1
     return count
-
-
-def _knock(listener: socket.socket, index: int, others: int) -> bool:
-    """A process that hangs up before we look has accepted, and is asked again for whose connection it was."""
-    for _ in range(TRIES):
-        with suppress(ConnectionResetError):
-            return knock(listener, index, others)
-    return knock(listener, index, others)

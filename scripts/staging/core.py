@@ -93,5 +93,7 @@ def _rule(port: int) -> Json:
 
 
 def _listens(inbound: Json) -> bool:
-    quic = inbound.get("streamSettings", {}).get("network") == "hysteria"
-    return bound(inbound["port"]) if quic else accepts(inbound["port"])
+    """SOCKS has a UDP port as well, which Xray opens after the TCP port."""
+    port, quic = inbound["port"], inbound.get("streamSettings", {}).get("network") == "hysteria"
+    udp = quic or (inbound["protocol"] == "socks" and inbound["settings"].get("udp", False))
+    return (quic or accepts(port)) and (not udp or bound(port))

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,12 +17,15 @@ from hypothesis import strategies as st
 
 from drivers.sockets.connections import Ports, peers
 from drivers.sockets.listeners import survey
+from drivers.sockets.reuseport import RESET, knock
 from drivers.sockets.steering import Steering, Unsteerable
 from scripts.staging.ports import free_port
 from scripts.staging.wait import until
 from tests.harness.steered import Greeter, Visitors, ask, meet
 
 HOST = "127.0.0.1"
+# A connection's state in its tcp_info, of include/net/tcp_states.h.
+CLOSED = 7
 NAMES = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -269,6 +273,22 @@ def test_one_that_does_not_accept_is_seen(port: Port) -> None:
     assert list(port.steering.waiting(deaf.pid).values()) == [1]
     deaf.signal(signal.SIGCONT)
     until(lambda: list(port.steering.waiting(deaf.pid).values()) == [0])
+
+
+def test_one_that_hangs_up_at_once_has_been_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A core whose inbound has no users resets a knock, maybe before the node's connect has returned."""
+
+    class Slow(socket.socket):
+        def connect(self, address: Any) -> None:
+            super().connect(address)
+            with listener.accept()[0] as knocked:
+                knocked.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            until(lambda: self.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == bytes([CLOSED]))
+            raise OSError(error := self.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), os.strerror(error))
+
+    with socket.create_server((HOST, free_port()), reuse_port=True) as listener:
+        monkeypatch.setattr(socket, "socket", Slow)
+        assert knock(listener, 0, 0)
 
 
 def test_a_crash_leads_back(port: Port) -> None:
