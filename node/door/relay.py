@@ -1,0 +1,199 @@
+"""Passes a client's HTTP/2 to gRPC's server and back, watching the manners; a slow side slows the other down."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import termios
+from collections import deque
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import Protocol, connectionDone
+from twisted.protocols.tls import TLSMemoryBIOProtocol
+from twisted.python.failure import Failure
+
+from node.door.connections import Connection, Connections
+from node.door.frames import Code, goaway
+from node.door.manners import Manners, Unmannerly
+from node.door.upstream import Upstream
+from node.waiting import fire
+
+# Seconds until the server is tried again while another one takes its place.
+RETRY = 0.02
+
+
+class Relay(Protocol):
+    """The client's side, from the preface on."""
+
+    transport: Any
+
+    def __init__(self, connections: Connections, upstream: Upstream) -> None:
+        self._connections = connections
+        self._upstream = upstream
+        self._now = connections.reactor.seconds
+        self._manners = Manners(self._now())
+        self._server: _Server | None = None
+        self._held: list[bytes] = []
+        # Replies that the server has written and we have not: where they end in what it writes, and who waits.
+        self._marks: deque[tuple[int, Deferred[bool]]] = deque()
+        self._passed = 0
+        self._waits_for_key = self._answering = self._leaving = False
+
+    def connectionMade(self) -> None:
+        self.connection: Connection = self._connections.enter(self.transport)
+        self._write = _writer(self.transport)
+        self._connect()
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._leaving or self.connection.over:
+            return
+        try:
+            self._manners.received(data, self._now(), self.connection.known)
+        except Unmannerly as error:
+            self._leave(error.code)
+            return
+        if self._server is not None:
+            self._server.transport.write(data)
+        else:
+            self._held.append(data)
+        self._look_after()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self.connection.leave()
+        if self._server is not None:
+            self._server.leave()
+        for _, delivered in self._marks:
+            fire(delivered, False)
+        self._marks.clear()
+        self._connections.deliveries.lost(self.transport, reason)
+
+    def reply(self, data: bytes) -> None:
+        """The server's bytes for the client."""
+        self._manners.sent(data)
+        self._passed += len(data)
+        self._write(data)
+        self._look_for_replies()
+        self._look_after()
+
+    def server_lost(self) -> None:
+        """The server has ended the connection, and said so in its own words."""
+        if not self._leaving:
+            self._close()
+
+    def show_key(self) -> None:
+        """A request of theirs carries the key."""
+        if not self.connection.known and not self.connection.over:
+            self.connection.known = True
+            self.connection.disarm()
+            self._answering = True
+            self._look_after()
+
+    def watch(self, delivered: Deferred[bool]) -> None:
+        """The server has written a reply: fire this when it is known whether it arrived."""
+        if self._server is None:
+            fire(delivered, False)
+            return
+        self._marks.append((self._passed + self._server.waiting(), delivered))
+        self._look_for_replies()
+
+    def _connect(self) -> None:
+        if self.connection.over:
+            return
+        server = _Server(self, self._upstream)
+        try:
+            server.connect()
+        except OSError:
+            # There will be one again in some milliseconds; the deadline goes on.
+            self.transport.pauseProducing()
+            self._connections.reactor.callLater(RETRY, self._connect)
+            return
+        self._server = server
+        self.transport.resumeProducing()
+        server.transport.registerProducer(self.transport, True)
+        self.transport.registerProducer(server.transport, True)
+        server.transport.write(b"".join(self._held))
+        self._held.clear()
+
+    def _look_for_replies(self) -> None:
+        """Replies that are written to their end are the kernel's from here on."""
+        while self._marks and self._marks[0][0] <= self._passed:
+            self._connections.deliveries.watch(self.transport, self._marks.popleft()[1])
+
+    def _look_after(self) -> None:
+        """Arm the timer for what is awaited now."""
+        if self.connection.over or self._leaving:
+            return
+        if not self.connection.known:
+            if self._manners.asked and not self._waits_for_key:
+                self._waits_for_key = True
+                self.connection.arm(self._connections.limits.key, self._leave)
+        elif self._answering != bool(self._manners.open):
+            self._answering = not self._answering
+            self.connection.disarm() if self._answering else self.connection.rest(self._leave)
+
+    def _leave(self, code: Code = Code.NO_ERROR) -> None:
+        """Say goodbye, if the server is not in the middle of a word."""
+        if self._manners.interruptible:
+            self._write(goaway(self._manners.last, code))
+        if self._server is not None:
+            self._server.leave()
+        self._close()
+
+    def _close(self) -> None:
+        self._leaving = True
+        self.transport.unregisterProducer()
+        self.transport.resumeProducing()
+        self.connection.arm(self._connections.limits.linger, self.connection.cut)
+        self.transport.loseConnection()
+
+
+class _Server(Protocol):
+    """The server's side of one client."""
+
+    transport: Any
+
+    def __init__(self, relay: Relay, upstream: Upstream) -> None:
+        self._relay: Relay | None = relay
+        self._upstream = upstream
+        self._name = ""
+
+    def connect(self) -> None:
+        """Raises `OSError`."""
+        assert self._relay is not None
+        self._name = self._upstream.connect(self._relay, self)
+
+    def waiting(self) -> int:
+        """Bytes of the server's that were not read yet."""
+        if not self.transport.connected:
+            return 0
+        waiting = array.array("i", [0])
+        fcntl.ioctl(self.transport.getHandle(), termios.FIONREAD, waiting)
+        return waiting[0]
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._relay is not None:
+            self._relay.reply(data)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        relay = self._relay
+        self._gone()
+        if relay is not None:
+            relay.server_lost()
+
+    def leave(self) -> None:
+        """The client is gone, or is to go; what it has sent still reaches the server."""
+        self._gone()
+        self.transport.unregisterProducer()
+        self.transport.loseConnection()
+
+    def _gone(self) -> None:
+        self._upstream.left(self._name)
+        self._relay = None
+
+
+def _writer(transport: Any) -> Any:
+    """What writes at once: for HTTP/1.1, TLS gathers small pieces for a turn of the reactor."""
+    if isinstance(transport, TLSMemoryBIOProtocol):
+        return lambda data: TLSMemoryBIOProtocol.write(transport, data)
+    return transport.write
