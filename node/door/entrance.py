@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from twisted.internet import tcp
 from twisted.internet.interfaces import IAddress, IHandshakeListener, IOpenSSLServerConnectionCreator
 from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.protocols.tls import TLSMemoryBIOFactory
@@ -14,12 +13,11 @@ from zope.interface import implementer
 from node.door.connections import Connections
 from node.door.frames import PREFACE
 from node.door.relay import Relay
+from node.door.sockets import Port
 from node.door.upstream import Upstream
 
 # Connections that wait to be accepted; beyond it the kernel drops their first packet, and they come a second later.
 BACKLOG = 1024
-# Connections that are let in before those that are here get a turn: else a crowd's handshakes are never done with.
-ADMITTED = 8
 
 
 class Entrance(Factory):
@@ -46,18 +44,6 @@ class Entrance(Factory):
 
     def http_2(self) -> Relay:
         return Relay(self.connections, self._upstream)
-
-
-class Port(tcp.Port):
-    """Twisted's own accepts the more at a time the more come."""
-
-    @property
-    def numberAccepts(self) -> int:
-        return ADMITTED
-
-    @numberAccepts.setter
-    def numberAccepts(self, _: int) -> None:
-        """It stays."""
 
 
 @implementer(IHandshakeListener)

@@ -9,9 +9,11 @@ from collections import deque
 from typing import Any
 
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.protocols.tls import TLSMemoryBIOProtocol
 from twisted.python.failure import Failure
+from zope.interface import implementer
 
 from node.door.connections import Connection, Connections
 from node.door.frames import Code, goaway
@@ -21,6 +23,10 @@ from node.waiting import fire
 
 # Seconds until the server is tried again while another one takes its place.
 RETRY = 0.02
+# Small pieces in a row after which they are gathered, what is not small, and for how many seconds.
+FEW = 8
+LARGE = 16 * 1024
+GATHER = 0.005
 
 
 class Relay(Protocol):
@@ -48,16 +54,19 @@ class Relay(Protocol):
     def dataReceived(self, data: bytes) -> None:
         if self._leaving or self.connection.over:
             return
+        asked = self._manners.last
         try:
             self._manners.received(data, self._now(), self.connection.known)
         except Unmannerly as error:
             self._leave(error.code)
             return
-        if self._server is not None:
-            self._server.transport.write(data)
-        else:
-            self._held.append(data)
         self._look_after()
+        if self._server is None:
+            self._held.append(data)
+            return
+        if self._manners.last != asked:
+            self._server.hurry()
+        self._server.transport.write(data)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.connection.leave()
@@ -72,9 +81,9 @@ class Relay(Protocol):
         """The server's bytes for the client."""
         self._manners.sent(data)
         self._passed += len(data)
+        self._look_after()
         self._write(data)
         self._look_for_replies()
-        self._look_after()
 
     def server_lost(self) -> None:
         """The server has ended the connection, and said so in its own words."""
@@ -100,7 +109,7 @@ class Relay(Protocol):
     def _connect(self) -> None:
         if self.connection.over:
             return
-        server = _Server(self, self._upstream)
+        server = _Server(self, self._upstream, self._connections.reactor)
         try:
             server.connect()
         except OSError:
@@ -111,7 +120,7 @@ class Relay(Protocol):
         self._server = server
         self.transport.resumeProducing()
         server.transport.registerProducer(self.transport, True)
-        self.transport.registerProducer(server.transport, True)
+        self.transport.registerProducer(server, True)
         server.transport.write(b"".join(self._held))
         self._held.clear()
 
@@ -148,15 +157,24 @@ class Relay(Protocol):
         self.transport.loseConnection()
 
 
+@implementer(IPushProducer)
 class _Server(Protocol):
-    """The server's side of one client."""
+    """The server's side of one client.
+
+    gRPC writes each message of a stream by itself, and a turn of the reactor for each costs more than all it does. So
+    when small pieces keep coming that nobody has just asked for, they are gathered for a moment.
+    """
 
     transport: Any
 
-    def __init__(self, relay: Relay, upstream: Upstream) -> None:
+    def __init__(self, relay: Relay, upstream: Upstream, reactor: IReactorTime) -> None:
         self._relay: Relay | None = relay
         self._upstream = upstream
+        self._reactor = reactor
         self._name = ""
+        self._pieces = 0
+        self._client_is_full = False
+        self._gathering: IDelayedCall | None = None
 
     def connect(self) -> None:
         """Raises `OSError`."""
@@ -172,8 +190,37 @@ class _Server(Protocol):
         return waiting[0]
 
     def dataReceived(self, data: bytes) -> None:
-        if self._relay is not None:
-            self._relay.reply(data)
+        if self._relay is None:
+            return
+        self._relay.reply(data)
+        self._pieces = self._pieces + 1 if len(data) < LARGE else 0
+        if self._pieces > FEW and self._gathering is None and not self._client_is_full:
+            self.transport.pauseProducing()
+            self._gathering = self._reactor.callLater(GATHER, self._gathered)
+
+    def hurry(self) -> None:
+        """Somebody waits for an answer."""
+        self._pieces = 0
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathered()
+
+    def pauseProducing(self) -> None:
+        self._client_is_full = True
+        self.transport.pauseProducing()
+
+    def resumeProducing(self) -> None:
+        self._client_is_full = False
+        if self._gathering is None:
+            self.transport.resumeProducing()
+
+    def stopProducing(self) -> None:
+        """The client is gone, which the relay is told."""
+
+    def _gathered(self) -> None:
+        self._gathering = None
+        if not self._client_is_full:
+            self.transport.resumeProducing()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         relay = self._relay
@@ -190,6 +237,9 @@ class _Server(Protocol):
     def _gone(self) -> None:
         self._upstream.left(self._name)
         self._relay = None
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
 
 
 def _writer(transport: Any) -> Any:

@@ -9,9 +9,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
-from twisted.internet import tcp
 from twisted.internet.defer import Deferred
 
+from node.door.sockets import Prompt
 from node.waiting import fire
 
 # A socket of the server; each has a name of its own, for gRPC removes the file of one that it closes some time later.
@@ -69,7 +69,7 @@ class Upstream:
             link.close()
             raise
         # Twisted's class for unix sockets asks for descriptors at each read, which none brings here.
-        protocol.makeConnection(tcp.Server(link, protocol, ("", 0), None, 0, self._reactor))  # type: ignore[arg-type]
+        protocol.makeConnection(Prompt(link, protocol, ("", 0), None, 0, self._reactor))  # type: ignore[arg-type]
         peer = f"unix-abstract:{name}"
         self._clients[peer] = client
         return peer
