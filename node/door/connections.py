@@ -59,6 +59,7 @@ class Connection:
         self.known = False
         self.secured = False
         self.idle = False
+        self.idle_since = 0.0
         self.over = False
 
     def arm(self, seconds: float, action: Callable[[], None], idle: bool = False) -> None:
@@ -80,8 +81,8 @@ class Connection:
 
     def rest(self, action: Callable[[], None]) -> None:
         """Everything is answered: have this done if nothing more is asked for long."""
+        self.idle_since = self._connections.reactor.seconds()
         self.arm(self._connections.limits.idle, action, idle=True)
-        self._connections.places.rests(self)
 
     def cut(self) -> None:
         """End the connection at once, without a word."""

@@ -26,6 +26,8 @@ class Connection(Protocol):
     @property
     def idle(self) -> bool: ...
     @property
+    def idle_since(self) -> float: ...
+    @property
     def network(self) -> str: ...
     def cut(self) -> None:
         """End at once."""
@@ -35,7 +37,7 @@ C = TypeVar("C", bound=Connection)
 
 
 class Places(Generic[C]):
-    """The connections there are, strangers in the order of their coming, idle ones in that of their last reply.
+    """The connections there are, in the order of their coming.
 
     There are `size` of them, and of one address at most `strangers` that have not shown the key.
     """
@@ -69,12 +71,6 @@ class Places(Generic[C]):
         self._taken[connection] = None
         return True
 
-    def rests(self, connection: C) -> None:
-        """It becomes idle: the last of those."""
-        if connection in self._taken:
-            self.leave(connection)
-            self._taken[connection] = None
-
     def leave(self, connection: C) -> None:
         self._taken.pop(connection, None)
 
@@ -86,7 +82,7 @@ class Places(Generic[C]):
     def _spare(self) -> C | None:
         """A stranger, else the connection that has been idle for longest."""
         idle = (connection for connection in self._taken if connection.idle)
-        return _stranger(self._taken) or next(idle, None)
+        return _stranger(self._taken) or min(idle, key=lambda one: one.idle_since, default=None)
 
     def _warn(self) -> None:
         now = self._reactor.seconds()

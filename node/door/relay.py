@@ -44,7 +44,7 @@ class Relay(Protocol):
         # Replies that the server has written and we have not: where they end in what it writes, and who waits.
         self._marks: deque[tuple[int, Deferred[bool]]] = deque()
         self._passed = 0
-        self._waits_for_key = self._answering = self._leaving = False
+        self._waits_for_key = self._leaving = False
 
     def connectionMade(self) -> None:
         self.connection: Connection = self._connections.enter(self.transport)
@@ -94,8 +94,7 @@ class Relay(Protocol):
         """A request of theirs carries the key."""
         if not self.connection.known and not self.connection.over:
             self.connection.known = True
-            self.connection.disarm()
-            self._answering = True
+            self.connection.arm(self._connections.limits.idle, self._look_at_rest)
             self._look_after()
 
     def watch(self, delivered: Deferred[bool]) -> None:
@@ -130,16 +129,24 @@ class Relay(Protocol):
             self._connections.deliveries.watch(self.transport, self._marks.popleft()[1])
 
     def _look_after(self) -> None:
-        """Arm the timer for what is awaited now."""
-        if self.connection.over or self._leaving:
-            return
-        if not self.connection.known:
-            if self._manners.asked and not self._waits_for_key:
-                self._waits_for_key = True
-                self.connection.arm(self._connections.limits.key, self._leave)
-        elif self._answering != bool(self._manners.open):
-            self._answering = not self._answering
-            self.connection.disarm() if self._answering else self.connection.rest(self._leave)
+        """Note what is awaited now."""
+        connection = self.connection
+        if connection.known:
+            if connection.idle is bool(self._manners.open):
+                connection.idle = not connection.idle
+                connection.idle_since = self._now()
+        elif self._manners.asked and not self._waits_for_key:
+            self._waits_for_key = True
+            connection.arm(self._connections.limits.key, self._leave)
+
+    def _look_at_rest(self) -> None:
+        """Arming the timer at each call would be dear: it looks now and then whether there is nothing to be done."""
+        connection, limit = self.connection, self._connections.limits.idle
+        rested = self._now() - connection.idle_since if connection.idle else 0.0
+        if rested >= limit:
+            self._leave()
+        else:
+            connection.arm(limit - rested, self._look_at_rest, idle=connection.idle)
 
     def _leave(self, code: Code = Code.NO_ERROR) -> None:
         """Say goodbye, if the server is not in the middle of a word."""

@@ -1,8 +1,6 @@
-"""Sockets that take what they can at once. Twisted's own wait for a turn of the reactor before each write."""
+"""Sockets that write at the end of the turn. Twisted's own ask the kernel first whether they may, in a turn more."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from twisted.internet import tcp
 
@@ -11,18 +9,28 @@ ADMITTED = 8
 
 
 class Prompt(tcp.Server):
-    """One connection."""
+    """One connection. What is written in one turn goes out as one, and after it there is nothing left to be done:
 
-    def write(self, data: bytes) -> None:
-        if self.connected and not self.disconnecting and not self._waits():
-            sent: Any = self.writeSomeData(data)
-            # An error comes again in its turn, where there is somebody to deal with it.
-            data = data[sent:] if isinstance(sent, int) else data
-        if data:
-            super().write(data)
+    whoever is waked by it, in another thread, does not have to wait for this one.
+    """
 
-    def _waits(self) -> bool:
-        """Something was written before that the kernel has not taken."""
+    _due = False
+
+    def startWriting(self) -> None:
+        if not self._due:
+            self._due = True
+            self.reactor.callLater(0, self._write)  # type: ignore[attr-defined]
+
+    def _write(self) -> None:
+        self._due = False
+        if not self.connected:
+            return
+        # An end, or an error, is the reactor's to deal with; so is what the kernel does not take now.
+        plain = not (self.disconnecting or self._writeDisconnecting)
+        if not plain or self.doWrite() is not None or self._rest():
+            super().startWriting()
+
+    def _rest(self) -> bool:
         return bool(self._tempDataBuffer) or len(self.dataBuffer) > self.offset
 
 
