@@ -117,12 +117,16 @@ class Connections:
         return len(self.places)
 
     def enter(self, transport: Any) -> Connection:
-        """The connection of this transport. At the first ask it takes a place; if there is none, it is over."""
+        """The connection of this transport, or of the one below it, which is ended by this one from here on.
+
+        At the first ask it takes a place; if there is none, it is over.
+        """
         link = tcp(transport)
         connection = self._by_link.get(link)
         if connection is None:
             connection = Connection(self, transport)
             self._admit(connection, link)
+        connection.transport = transport
         return connection
 
     def left(self, connection: Connection) -> None:

@@ -35,7 +35,7 @@ class Entrance(Factory):
 
     def listen(self, reactor: Any, port: int, interface: str, context: IOpenSSLServerConnectionCreator) -> Port:
         """Raises `CannotListenError`."""
-        listening = Port(port, TLSMemoryBIOFactory(context, False, self), BACKLOG, interface, reactor)
+        listening = Port(port, Vestibule(self.connections, context, self), BACKLOG, interface, reactor)
         listening.startListening()
         return listening
 
@@ -44,6 +44,45 @@ class Entrance(Factory):
 
     def http_2(self) -> Relay:
         return Relay(self.connections, self._upstream)
+
+
+class Vestibule(Factory):
+    """Where connections wait for their first byte: until then they cost next to nothing, TLS not at all."""
+
+    noisy = False
+
+    def __init__(self, connections: Connections, context: IOpenSSLServerConnectionCreator, entrance: Entrance) -> None:
+        self.connections = connections
+        self.tls = TLSMemoryBIOFactory(context, False, entrance)
+
+    def buildProtocol(self, addr: IAddress | None) -> Silent:
+        return Silent(self, addr)
+
+
+class Silent(Protocol):
+    """One connection, until its first byte is here."""
+
+    transport: Any
+
+    def __init__(self, vestibule: Vestibule, address: IAddress | None) -> None:
+        self._vestibule = vestibule
+        self._address = address
+        self._tls: Any = None
+
+    def connectionMade(self) -> None:
+        self._connection = self._vestibule.connections.enter(self.transport)
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._tls is None:
+            self._tls = self._vestibule.tls.buildProtocol(self._address)
+            self._tls.makeConnection(self.transport)
+        self._tls.dataReceived(data)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        if self._tls is not None:
+            self._tls.connectionLost(reason)
+        else:
+            self._connection.leave()
 
 
 @implementer(IHandshakeListener)

@@ -23,6 +23,8 @@ from node.waiting import fire
 
 # Seconds until the server is tried again while another one takes its place.
 RETRY = 0.02
+# Seconds for whoever exceeds the limits to read that they did.
+FAREWELL = 1.0
 # Small pieces in a row after which they are gathered, what is not small, and for how many seconds.
 FEW = 8
 LARGE = 16 * 1024
@@ -58,7 +60,7 @@ class Relay(Protocol):
         try:
             self._manners.received(data, self._now(), self.connection.known)
         except Unmannerly as error:
-            self._leave(error.code)
+            self._refuse(error)
             return
         self._look_after()
         if self._server is None:
@@ -147,6 +149,12 @@ class Relay(Protocol):
             self._leave()
         else:
             connection.arm(limit - rested, self._look_at_rest, idle=connection.idle)
+
+    def _refuse(self, error: Unmannerly) -> None:
+        self._leave(error.code)
+        # What is not read fills their own buffers.
+        self.transport.pauseProducing()
+        self.connection.arm(FAREWELL, self.connection.cut)
 
     def _leave(self, code: Code = Code.NO_ERROR) -> None:
         """Say goodbye, if the server is not in the middle of a word."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.internet import tcp
 
 # Connections that are let in before those that are here get a turn: else a crowd's handshakes are never done with.
-ADMITTED = 8
+ADMITTED = 16
 
 
 class Prompt(tcp.Server):

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import ssl
+import stat
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+import psutil
 import pytest
 from grpclib.client import Channel, StreamUnaryMethod, UnaryStreamMethod, UnaryUnaryMethod
 from grpclib.const import Status
@@ -36,7 +38,7 @@ from scripts.staging.rpc import Rpc
 from scripts.staging.transports import raw
 from scripts.staging.users import TestUser
 from scripts.staging.wait import until
-from tests.conftest import control
+from tests.conftest import TRANSPORTS, control
 
 VLESS = Kind("vless-raw", vless(), raw())
 BACKEND = backend([VLESS.inbound(free_port(), "in")])
@@ -184,6 +186,44 @@ def test_grpc_is_http_2(node: NodeProcess) -> None:
     """gRPC chooses HTTP/2."""
     with connected(node.grpc_port, trusting(node, "h2", "http/1.1")) as secure:
         assert secure.selected_alpn_protocol() == "h2"
+
+
+def test_both_protocols_on_each_port(node: NodeProcess) -> None:
+    """One open port is enough: the other one serves this protocol as well, and both kinds of streams."""
+    swapped = Pinned(node.host, node.grpc_port, node.rest_port, node.key, node.pem)
+    for transport in TRANSPORTS.values():
+        controller: RestController | RpcController = transport(swapped)  # type: ignore[arg-type]
+        with contextlib.closing(controller), controller.logs() as reader:
+            assert controller.info().version
+            until(lambda: reader.lines, what="the stream is open")
+
+
+def test_the_server_behind_is_nobody_elses(node: NodeProcess) -> None:
+    """gRPC listens on a unix socket of the node's user alone, and on no port."""
+    assert stat.S_IMODE(behind(node).stat().st_mode) == 0o600
+    links = psutil.Process(node.pid).net_connections("inet")
+    assert {link.laddr.port for link in links if link.status == "LISTEN"} == {node.rest_port, node.grpc_port}
+
+
+def behind(node: NodeProcess) -> Path:
+    """The socket of gRPC's server."""
+    links = psutil.Process(node.pid).net_connections("unix")
+    (path,) = {Path(link.laddr) for link in links if Path(link.laddr).name.startswith("grpc.")}
+    return path
+
+
+def test_a_socket_that_was_left(tmp_path: Path) -> None:
+    """A node that was killed leaves its socket, and the next one is not disturbed by it."""
+    node = NodeProcess(tmp_path)
+    with node:
+        left = behind(node)
+        other = left.with_name("grpc.77")
+        left.rename(other)
+        node.kill()
+        assert other.exists()
+        node.start()
+        assert RpcController(node).info().version
+        assert not other.exists()
 
 
 # The certificate that the node makes, pinned
