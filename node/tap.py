@@ -213,8 +213,8 @@ class NodeService(Service):
         self.log.info(
             "txnode {version} is ready: REST {rest}, gRPC {grpc}",
             version=__version__,
-            rest=self._settings.rest_port or "off",
-            grpc=self._settings.grpc_port or "off",
+            rest=self._settings.rest_port or "no port of its own",
+            grpc=self._settings.grpc_port or "no port of its own",
         )
         self._systemd.ready()
 

@@ -208,7 +208,7 @@ def test_the_server_behind_is_nobody_elses(node: NodeProcess) -> None:
 def behind(node: NodeProcess) -> Path:
     """The socket of gRPC's server."""
     links = psutil.Process(node.pid).net_connections("unix")
-    (path,) = {Path(link.laddr) for link in links if Path(link.laddr).name.startswith("grpc.")}
+    (path,) = {path for link in links if (path := Path(str(link.laddr))).name.startswith("grpc.")}
     return path
 
 

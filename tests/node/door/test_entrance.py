@@ -12,7 +12,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import ConnectionTerminated, Event, StreamEnded
 from twisted.internet import reactor as installed
-from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.protocol import ClientFactory, Factory, Protocol
 from twisted.internet.task import Clock
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
@@ -38,7 +38,7 @@ from node.transport.site import Limits as SiteLimits
 from node.transport.site import Site
 from protos.service_pb2 import BaseInfoResponse
 from tests.node.transport.test_rest import FakeBackend, sample
-from tests.node.transport.test_site import BEARER, Client, ClientFactory, head, until
+from tests.node.transport.test_site import BEARER, Client, head, until
 
 reactor: Any = installed
 KEY = "3f2b8c1e-0d5a-4b6f-9a77-1c2d3e4f5a6b"
@@ -316,7 +316,7 @@ class PressureTests(TestCase):
         await until(lambda: not self.connections)
 
     def held(self, transport: Any) -> int:
-        return len(transport.dataBuffer) + transport._tempDataLen
+        return int(len(transport.dataBuffer) + transport._tempDataLen)
 
     async def check(self, sender: Slow, receiver: Slow, out: Callable[[], Any]) -> None:
         """The receiver stops, much is sent, the relay holds little, and in the end everything has arrived."""
