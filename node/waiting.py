@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from twisted.internet.defer import Deferred, DeferredList, ensureDeferred
 
@@ -24,6 +24,12 @@ async def together(works: Iterable[Coroutine[Any, Any, T] | Deferred[T]]) -> lis
         if not succeeded:
             outcome.raiseException()
     return [outcome for _, outcome in ended]
+
+
+async def both(work: Coroutine[Any, Any, T], other: Coroutine[Any, Any, None]) -> T:
+    """The outcome of `work` when the other has ended, too. Raises as `together`."""
+    outcome, _ = await together([cast("Coroutine[Any, Any, Any]", work), other])
+    return cast("T", outcome)
 
 
 def fire(waiter: Deferred[T], outcome: T) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from drivers import json_text
 from drivers.process.executable import Installation
 from drivers.sockets.sharing import Sharing
 from node.contract.accounts import Account
-from node.contract.driver import Host
+from node.contract.driver import Host, Plan
 from protos.service_pb2 import User
 
 
@@ -18,6 +18,10 @@ class Made(Protocol):
 
     @property
     def tags(self) -> Sequence[str]: ...
+
+    @property
+    def inbounds(self) -> Mapping[str, object]:
+        """What accounts depend on, by the tags of the managed inbounds."""
 
     @property
     def warnings(self) -> Sequence[str]: ...
@@ -62,3 +66,6 @@ class Planned(Generic[M]):
 
     def account(self, tag: str, user: User) -> Account | None:
         return self.made.account(tag, user)
+
+    def alike(self, other: Plan) -> bool:
+        return isinstance(other, type(self)) and self.made.inbounds == other.made.inbounds

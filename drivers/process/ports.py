@@ -13,6 +13,12 @@ _LAST = 65535
 ROOM = 256
 
 
+def is_open(port: int) -> bool:
+    """Whether something listens on this port of 127.0.0.1."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def free_ports(count: int) -> list[int]:
     """Random ports of 127.0.0.1 that are free now, above the kernel's range for outgoing connections if there is room.
 

@@ -85,7 +85,7 @@ async def ready(
             raise refused(cause(core.last_lines))
         if any("address already in use" in line for line in core.last_lines):
             raise PortTaken(f"the core cannot have its port: {cause(core.last_lines)}")
-        raise CoreFailed(f"the core did not start: {cause(core.last_lines)}")
+        raise CoreFailed(f"the core did not start ({core.exit.how}): {cause(core.last_lines)}")
     except BaseException:
         await core.stop()
         raise

@@ -9,7 +9,7 @@ from drivers.process import readiness as starting
 from drivers.process.child import CoreProcess
 from drivers.process.executable import Executable, Files
 from drivers.process.planned import Planned
-from drivers.process.ports import free_ports
+from drivers.process.ports import free_ports, is_open
 from drivers.process.shared import watch
 from drivers.sing_box import config
 from drivers.sing_box.accounts import unlabelled
@@ -45,18 +45,19 @@ class SingBoxPlan(Planned[config.Plan]):
         executable.start(core, "run", *STDIN, "-D", str(self._host.directory), contents={0: text, _ROLL: roll})
         watch(core, self._sharing)
         api = Api(endpoint, self.made.live, Fronts(self.made.fronts))
-        await self._ready(core, api, seconds)
+        await self._ready(core, api, endpoint, seconds)
         return SingBoxGeneration(self._host, self._sharing, self.made, core, api, endpoint, started, read)
 
     async def _rendered(self, endpoint: config.Endpoint, target: Mapping[str, Accounts], roll: str = "") -> bytes:
         return await starting.built(self._host.reactor, target, config.render, self.made, endpoint, target, roll)
 
-    async def _ready(self, core: CoreProcess, api: Api, seconds: float) -> None:
+    async def _ready(self, core: CoreProcess, api: Api, endpoint: config.Endpoint, seconds: float) -> None:
         """Wait until the core answers. Raises as `starting.ready`, and leaves no process."""
         aio = self._host.aio
 
         async def answers() -> bool:
-            return await aio.run(api.ready(starting.CALL))
+            # A call is dear for a question that is asked this often, and takes its time from the core.
+            return is_open(endpoint.port) and await aio.run(api.ready(starting.CALL))
 
         try:
             await starting.ready(self._host.reactor, core, answers, seconds, is_refusal, cause)

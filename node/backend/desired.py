@@ -72,6 +72,11 @@ class Desired:
         return self.roster.target
 
     @property
+    def standing(self) -> Roster:
+        """The users of the runs that there are, also while another backend is tried."""
+        return self._held.roster if self._held and self._held.accepted else self.roster
+
+    @property
     def before(self) -> Accepted | None:
         """What was accepted before the backend that is tried; where none is, what is accepted."""
         return self._held.accepted if self._held else self.accepted
@@ -104,13 +109,17 @@ class Desired:
         self._install(roster)
         self._recorder.backend(self.accepted.request, before, roster)
 
-    async def revert(self, accepted: Accepted) -> None:
-        """An earlier backend is wanted again, with the users of now, as far as it has their inbounds."""
+    async def revert(self, accepted: Accepted) -> list[Refusal]:
+        """An earlier backend is wanted again, with the users of now, as far as it has their inbounds.
+
+        Returns who cannot be used there.
+        """
         users = [User.FromString(packed) for packed in self.roster.users.values()]
-        roster, _ = await self.build(accepted, users)
+        roster, refused = await self.build(accepted, users)
         before, self.accepted = self.roster, accepted
         self._install(roster)
         self._recorder.backend(accepted.request, before, roster)
+        return refused
 
     def clear(self) -> None:
         """No backend is wanted."""
@@ -151,7 +160,7 @@ class Desired:
     async def build(
         self, accepted: Accepted | None, users: Sequence[User], before: Roster | None = None
     ) -> tuple[Roster, list[Refusal]]:
-        """The roster of these users. `before` is another of the same backend; nobody changes it meanwhile."""
+        """The roster of these users. `before` is another of an alike backend; nobody changes it meanwhile."""
         if accepted is None:
             return no_users(), []
         plan = accepted.plan

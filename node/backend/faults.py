@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.python.failure import Failure
 
+from node.contract.accounts import Refusal
 from node.errors import Aborted, CoreFailed, NodeError
-from node.logs import Logger
+from node.logs import Logger, LogRing
 
 log = Logger()
 
@@ -20,6 +21,12 @@ def as_told(error: Exception) -> NodeError:
         return error
     log.failure("a core was not started")
     return CoreFailed(f"internal error: {type(error).__name__}; the node's log has more")
+
+
+def leave_out(ring: LogRing, refused: Iterable[Refusal]) -> None:
+    """Tell in the log of the core who cannot be used there."""
+    for email, reason in refused:
+        ring.event(f"user {email!r} is left out: {reason}")
 
 
 def in_background(work: Coroutine[Any, Any, object] | Deferred[object], text: str) -> None:

@@ -16,7 +16,7 @@ from node.backend.reconcile import Pairs, Reconciler
 from node.backend.renewal import Renewal
 from node.backend.state import State, Status
 from node.contract.accounts import Change, Refusal, Unusable, diff, key_of
-from node.contract.driver import Applied, Generation, Lingers, Plan
+from node.contract.driver import Applied, Generation, Lingers, Plan, Shares
 from node.errors import NodeError
 from node.logs import Logger
 from protos.service_pb2 import User
@@ -25,6 +25,10 @@ from protos.service_pb2 import User
 LIVES = 1.0
 # Seconds after a removal in which the credential may stay in a core that keeps the user out.
 REFRESH = 3.0
+# Seconds after which another run is tried again that could not come in for that; and for which it waits at most rather
+# than end one that drains.
+RETRY = 30.0
+PATIENCE = 60.0
 
 
 class Keeper:
@@ -57,7 +61,10 @@ class Keeper:
         self._renewal = renewal
         self._adopt = adopt
         self._doubt = doubt
+        self.window = renewal.window
         self._refreshing: IDelayedCall | None = None
+        # Since when it has waited for a run that drains to be gone.
+        self._patient_since: float | None = None
         reconciler = Reconciler(self, partial(deferLater, reactor))
         self.settle: Callable[[Pairs], Deferred[list[Refusal]]] = reconciler.settle
         self.unsettled, self.repair, self.idle = reconciler.unsettled, reconciler.repair, reconciler.idle
@@ -70,12 +77,17 @@ class Keeper:
 
     @property
     def drains(self) -> bool:
-        """Whether its run has connections, and gets no new ones or waits for a Start. A Start that goes on ends it."""
-        return self.run in self._generations.draining and self._status.state is not State.STARTING
+        """Whether its run has connections and gets no other users: it drains, or waits for a Start.
+
+        It waits until the core of a Start is there, too; only one that goes on meanwhile is asked for anything.
+        """
+        if self._is_starting:
+            return isinstance(self.run, Shares) and self.run in self._generations.serving
+        return self.run in self._generations.draining
 
     @property
-    def window(self) -> float:
-        return self._renewal.window
+    def _is_starting(self) -> bool:
+        return self._status.state is State.STARTING
 
     @property
     def _is_renewed(self) -> bool:
@@ -92,11 +104,12 @@ class Keeper:
         return []
 
     def differences(self) -> list[Change]:
-        have, wanted = self.run.accounts, self._desired.target
+        have = self.run.accounts
         if self.serves or self._is_renewed:
-            return diff(have, wanted)
+            return diff(have, self._desired.target)
         # Most of them stay, which is told faster here.
-        looked = [(tag, accounts.items(), wanted.get(tag, {})) for tag, accounts in have.items()]
+        wanted = self._desired.standing.target
+        looked = [(tag, some.items(), want) for tag, some in have.items() if some != (want := wanted.get(tag, {}))]
         return self.changes((tag, key) for tag, some, want in looked for key, packed in some if want.get(key) != packed)
 
     def touched(self, keys: Iterable[str]) -> Pairs:
@@ -105,12 +118,13 @@ class Keeper:
 
     def _outstayed(self, tag: str, key: str) -> bool:
         """Whether a run that drains has somebody who was removed, or an account that is not theirs any more."""
-        packed, target = self.run.accounts.get(tag, {}).get(key), self._desired.target
+        packed, roster = self.run.accounts.get(tag, {}).get(key), self._desired.standing
+        target = roster.target
         if packed is None or target.get(tag, {}).get(key) == packed:
             return False
         if tag in target and key not in target[tag]:
             return True
-        user = self._desired.roster.users.get(key)
+        user = roster.users.get(key)
         return user is None or self._account(tag, User.FromString(user)) != packed
 
     def _account(self, tag: str, user: User) -> bytes | None:
@@ -146,7 +160,9 @@ class Keeper:
 
     async def renew(self, left: list[Change]) -> list[Refusal]:
         if self.drains:
-            await self._renewal.end(self.run)
+            # The one that a Start may fall back on is not ended: the next run, or the end of the Start, sees to it.
+            if not self._is_starting:
+                await self._renewal.end(self.run)
             return []
         if not self.serves:
             return []
@@ -160,18 +176,34 @@ class Keeper:
             self.run = run
             self._adopt(run)
 
-    def _refresh_soon(self) -> None:
+    @property
+    def _lingers(self) -> bool:
+        return self.serves and isinstance(self.run, Lingers) and self.run.lingering
+
+    def _refresh_soon(self, seconds: float = REFRESH) -> None:
         """Have another run come in that knows nothing of removed users; with those who are removed soon after them."""
-        if self._refreshing is None and self.serves and isinstance(self.run, Lingers) and self.run.lingering:
-            self._refreshing = self._reactor.callLater(REFRESH, self._refresh)
+        if self._refreshing is None and self._lingers:
+            self._refreshing = self._reactor.callLater(seconds, self._refresh)
 
     def _refresh(self) -> None:
         self._refreshing = None
-        in_background(self._alone(self._refreshed), "removed users are kept out without another run")
+        if self._renewal.crowded and self._is_patient():
+            self._refresh_soon()
+        else:
+            self._patient_since = None
+            in_background(self._alone(self._refreshed), "removed users are kept out without another run")
+
+    def _is_patient(self) -> bool:
+        """Whether nobody's connections are to end yet for the sake of users who are kept out anyway."""
+        now = self._reactor.seconds()
+        self._patient_since = now if self._patient_since is None else self._patient_since
+        return now - self._patient_since < PATIENCE
 
     async def _refreshed(self) -> None:
-        if self.serves and isinstance(self.run, Lingers) and self.run.lingering:
+        if self._lingers:
             self._take(await self._renewal.refresh(self.run))
+            # If that could not be done.
+            self._refresh_soon(RETRY)
 
     def kept(self, changes: Iterable[Change], left: Iterable[Change] = ()) -> list[Change]:
         """Those of the changes, but the ones that are left, which take something away that is still in force."""
@@ -191,6 +223,8 @@ class Keeper:
             # Whoever waits is told; and nobody knows now what is in force.
             if self.run.alive:
                 await self._answers()
+            if not (self.serves or self.drains):
+                return Applied([], [])
             raise
 
     async def _answers(self) -> bool:

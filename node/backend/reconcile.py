@@ -22,9 +22,8 @@ Pairs = set[tuple[str, str]]
 class Core(Protocol):
     """What a reconciler brings users into. Asked anew for each batch what differs."""
 
-    @property
-    def window(self) -> float:
-        """Seconds for which changes are collected that take a new run."""
+    def window(self, collected: float) -> float:
+        """Seconds for which changes that take a new run are collected, more than these; 0 when it is enough."""
 
     def changes(self, touched: Iterable[tuple[str, str]]) -> list[Change]:
         """What of these (tag, key) pairs is not as it should be now."""
@@ -85,10 +84,13 @@ class Reconciler:
         await self._turn.run(lambda: None)
 
     async def _collect(self) -> None:
-        self._collecting = ensureDeferred(self._sleep(self._core.window))
+        collected = 0.0
         try:
             with suppress(CancelledError):  # somebody is in a hurry
-                await self._collecting
+                while seconds := self._core.window(collected):
+                    self._collecting = ensureDeferred(self._sleep(seconds))
+                    await self._collecting
+                    collected += seconds
         finally:
             self._collecting = None
 

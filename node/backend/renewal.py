@@ -7,19 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from node.backend.desired import Desired
 from node.backend.faults import as_told
 from node.backend.generations import Generations
-from node.backend.replace import Replacement
+from node.backend.replace import Check, Replacement
 from node.backend.state import Status
 from node.contract.accounts import Accounts, Change, Refusal, apply
 from node.contract.driver import Generation, NotShared, Plan
-from node.errors import CoreFailed, InvalidConfig, NodeError
+from node.errors import CoreFailed, NodeError
 from node.logs import Logger
 from protos.service_pb2 import User
 
 # Seconds that the new run may take to come up.
 SECONDS = 5.0
-# Seconds for which changes are collected that take a new run of the core, and where that ends one that drains early.
+# Seconds for which changes are collected that take a new run of the core, and at most while that would end one that
+# drains early; and between two looks at whether it still would.
 WINDOW = 0.3
 CROWDED_WINDOW = 10.0
+LOOK = 1.0
 
 
 class Renewal:
@@ -43,9 +45,15 @@ class Renewal:
         self.end = replacement.end
 
     @property
-    def window(self) -> float:
-        """Seconds for which changes are collected before another run is begun for them."""
-        return CROWDED_WINDOW if self._replacement.crowded else WINDOW
+    def crowded(self) -> bool:
+        """Whether another run ends one that drains before its time."""
+        return self._replacement.crowded
+
+    def window(self, collected: float) -> float:
+        """Seconds for which changes are collected, more than these, before another run is begun for them."""
+        if collected < WINDOW:
+            return WINDOW
+        return LOOK if self.crowded and collected < CROWDED_WINDOW else 0.0
 
     async def renew(self, run: Generation, left: Sequence[Change]) -> tuple[Generation, list[Refusal]]:
         """A run with these changes, or without those of them who come if the core refuses it with them.
@@ -53,16 +61,10 @@ class Renewal:
         Whoever leaves is out either way. Returns the same run if nothing can be brought in, or if it is not wanted any
         more: a Start, a Stop or a crash came meanwhile. Raises `CoreFailed` if none came up.
         """
-        assert self._desired.accepted is not None
-        plan, before = self._desired.accepted.plan, run.accounts
-        wanted, staying = apply(left, before), apply([change._replace(packed=None) for change in left], before)
-        fault = await _fault(plan, wanted)
-        if fault and staying == before:
-            return run, self._refusals(left, fault)
         if not (run.alive and run is self._generations.current and self._status.running):
             return run, []
         try:
-            return await self._begin(run, wanted, staying, left, fault)
+            return await self._begin(run, left)
         except Exception as error:
             if not self._status.running:
                 return run, []
@@ -81,29 +83,22 @@ class Renewal:
             self.log.info("removed users are kept out without another run: {reason}", reason=str(error))
             return run
 
-    async def _begin(
-        self,
-        run: Generation,
-        wanted: Mapping[str, Accounts],
-        staying: Mapping[str, Accounts],
-        left: Sequence[Change],
-        fault: str,
-    ) -> tuple[Generation, list[Refusal]]:
+    async def _begin(self, run: Generation, left: Sequence[Change]) -> tuple[Generation, list[Refusal]]:
         assert self._desired.accepted is not None
-        plan = self._desired.accepted.plan
-        if not fault:
-            try:
-                return await self._bring(plan, wanted), []
-            except Exception as error:  # noqa: BLE001 - told to those who come; without them the core may come up
-                self._status.require()
-                fault = as_told(error).text
-            if staying == run.accounts and run is self._generations.current:
-                return run, self._refusals(left, fault)
+        plan, before = self._desired.accepted.plan, run.accounts
+        wanted, staying = apply(left, before), apply([change._replace(packed=None) for change in left], before)
+        try:
+            return await self._bring(plan, wanted, lambda: plan.check(wanted)), []
+        except Exception as error:  # noqa: BLE001 - told to those who come; without them the core may come up
+            self._status.require()
+            fault = as_told(error).text
+        if staying == run.accounts and run is self._generations.current:
+            return run, self._refusals(left, fault)
         self.log.error("the core runs without changed users: {reason}", reason=fault)
         return await self._bring(plan, staying), self._refusals(left, fault)
 
-    async def _bring(self, plan: Plan, accounts: Mapping[str, Accounts]) -> Generation:
-        return await self._replacement.bring(plan, lambda: self._still(accounts), 0.0, SECONDS)
+    async def _bring(self, plan: Plan, accounts: Mapping[str, Accounts], check: Check | None = None) -> Generation:
+        return await self._replacement.bring(plan, lambda: self._still(accounts), 0.0, SECONDS, check)
 
     def _still(self, accounts: Mapping[str, Accounts]) -> Mapping[str, Accounts]:
         """These, unless a Start or a Stop came meanwhile."""
@@ -119,12 +114,3 @@ class Renewal:
         """A user's e-mail as it was said."""
         packed = self._desired.roster.users.get(key)
         return key if packed is None else User.FromString(packed).email
-
-
-async def _fault(plan: Plan, wanted: Mapping[str, Accounts]) -> str:
-    """Why the core does not take these users, or could not say; empty if it does."""
-    try:
-        await plan.check(wanted)
-    except (InvalidConfig, CoreFailed) as error:
-        return error.text
-    return ""

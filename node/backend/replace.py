@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from twisted.internet.interfaces import IReactorTime
@@ -27,6 +27,8 @@ PROOF = 5.0
 # The accounts that the next run begins with, asked when it is launched. Raises where it is not wanted any more, which
 # is asked again before it takes over.
 Target = Callable[[], Mapping[str, Accounts]]
+# Has the core look at what is to be launched where those that serve end before it is; raises what is wrong with it.
+Check = Callable[[], Awaitable[None]]
 
 
 class Room(Protocol):
@@ -58,19 +60,29 @@ class Replacement:
         """Whether the next run ends an earlier one before its time."""
         return self._room.full
 
-    async def bring(self, plan: Plan, target: Target, deadline: float, least: float = LAST_TRY) -> Generation:
+    async def bring(
+        self, plan: Plan, target: Target, deadline: float, least: float = LAST_TRY, check: Check | None = None
+    ) -> Generation:
         """Launch the next run: beside the newest that serves where both can share its listeners, else in its place.
 
         A port that is taken is tried again until the deadline; the launch has `least` seconds even so. Raises what
-        `Plan.launch` raises. The one that serves goes on then if the next one was to run beside it; else none is left.
+        `Plan.launch` or `check` raises. The one that serves goes on then if the next one was to run beside it, or did
+        not get through the check; else none is left.
         """
-        self.obstacles = []
+        obstacles: list[str] = []
         if self._generations.serving:
             try:
-                return await self.beside(plan, target, deadline, least)
+                run = await self.beside(plan, target, deadline, least)
             except NotShared as error:
-                self.obstacles = [str(error)]
-                self.log.warn("connections end with the core, which is restarted: {obstacle}", obstacle=str(error))
+                obstacles = [str(error)]
+            else:
+                self.obstacles = []
+                return run
+        if check is not None:
+            await check()
+        self.obstacles = obstacles
+        for obstacle in obstacles:
+            self.log.warn("connections end with the core, which is restarted: {obstacle}", obstacle=obstacle)
         return await self._restart(plan, target, deadline, least)
 
     async def beside(self, plan: Plan, target: Target, deadline: float, least: float) -> Generation:
@@ -96,6 +108,7 @@ class Replacement:
 
     async def _restart(self, plan: Plan, target: Target, deadline: float, least: float) -> Generation:
         """End every run without losing a byte, then launch; meanwhile nobody is served."""
+        target()
         await self.end_all()
         return await self._launch(plan, target, max(deadline, self._reactor.seconds() + least))
 

@@ -57,12 +57,12 @@ class Roster:
     ) -> tuple[Roster, list[Refusal]]:
         """The roster of a whole set, and who of it could not be used. Of two entries with one e-mail the last wins.
 
-        `before` is one of the same inbounds: only accounts of users who are not in it as they are now are built. It is
-        not changed, and is itself returned where the set is the same.
+        `before` is one of alike inbounds: only accounts of users who are not in it as they are now are built. It is
+        not changed, and is itself returned where the set and `account_of` are the same.
         """
         roster = cls(tags, account_of)
         supplied, refused = roster._read(users)
-        if before and list(before.users.items()) == list(supplied.packed.items()):
+        if before and before._account_of == account_of and list(before.users.items()) == list(supplied.packed.items()):
             return before, refused + before._fill(supplied)
         if before:
             helped = before._keeping(supplied.packed, account_of)

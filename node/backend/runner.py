@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from twisted.internet.defer import ensureDeferred
@@ -14,7 +14,7 @@ from node.backend.backoff import Backoff
 from node.backend.control import Control, Settled
 from node.backend.desired import Accepted, Desired, Fingerprint, without_users
 from node.backend.drain import Drain, Limits
-from node.backend.faults import as_told, in_background
+from node.backend.faults import as_told, in_background, leave_out
 from node.backend.generations import Generations
 from node.backend.members import Members
 from node.backend.record import Record
@@ -24,11 +24,12 @@ from node.backend.state import State, Status
 from node.backend.supervisor import START_TIMEOUT, Supervisor
 from node.backend.wind_down import WindDown
 from node.contract.accounts import Refusal
-from node.contract.driver import Driver, Generation
+from node.contract.driver import Driver, Generation, Plan
 from node.errors import CoreFailed, InvalidConfig, NodeError, NotStarted, ShuttingDown
 from node.logs import LogRing
 from node.reactor import PooledReactor
-from protos.service_pb2 import Backend
+from node.waiting import both
+from protos.service_pb2 import Backend, User
 
 T = TypeVar("T")
 
@@ -144,7 +145,7 @@ class Runner:
                 await self._take_back(run, request, *built, settled)
                 return
         wanted = await self._in_time(self._prepare(driver, request, fingerprint))
-        roster, refused = await self.desired.build(wanted, request.users)
+        roster, refused = await both(self._build(wanted, request.users), self._in_time(self._check(wanted.plan)))
         self._tell(await self._replace(wanted, roster, settled, deadline) + refused, wanted.plan.warnings)
 
     async def _meaning(self, driver: Driver, config: str) -> str:
@@ -184,9 +185,17 @@ class Runner:
         """Everything that can refuse a Start, before anything is destroyed."""
         version = await driver.version()
         plan = await driver.prepare(request.config, frozenset(request.exclude_inbounds))
+        return Accepted(without_users(request), request.keep_alive, driver, plan, version, fingerprint)
+
+    async def _check(self, plan: Plan) -> None:
         if self._generations.serving or self.status.running:
             await plan.check({tag: {} for tag in plan.tags})
-        return Accepted(without_users(request), request.keep_alive, driver, plan, version, fingerprint)
+
+    async def _build(self, wanted: Accepted, users: Sequence[User]) -> tuple[Roster, list[Refusal]]:
+        """The roster; where accounts are what they were, as is usual, only new ones are built."""
+        accepted = self.desired.accepted
+        alike = accepted is not None and wanted.plan.alike(accepted.plan)
+        return await self.desired.build(wanted, users, self.desired.roster if alike else None)
 
     async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
         def late(_: object, seconds: float) -> Failure:
@@ -250,8 +259,7 @@ class Runner:
     def _tell(self, refused: list[Refusal], warnings: Iterable[str] = ()) -> None:
         for warning in warnings:
             self._ring.event(warning)
-        for email, reason in refused:
-            self._ring.event(f"user {email!r} is left out: {reason}")
+        leave_out(self._ring, refused)
 
     # A Stop
 

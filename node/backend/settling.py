@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping
+from itertools import chain
 
 from twisted.internet.defer import Deferred
 
@@ -19,7 +20,7 @@ from node.waiting import together
 # Users that are named in an error.
 LISTED = 20
 
-_Differences = Sequence[tuple[Keeper, list[Change]]]
+_Differences = Mapping[Keeper, list[Change]]
 
 
 class Settling:
@@ -46,14 +47,7 @@ class Settling:
         if not touched:
             return []
         keys = {key for _, key in touched}
-        draining = self._draining
-        works = [keeper.settle(keeper.touched(keys)) for keeper in draining]
-        if self._status.running:
-            works.append(self._keepers[-1].settle(touched))
-        refused = await _refused(works)
-        # One that served until just now, and whose place another took for this change.
-        later = [keeper.settle(keeper.touched(keys)) for keeper in self._draining if keeper not in draining]
-        return refused + await _refused(later) if later else refused
+        return await self._everywhere(lambda keeper: keeper.settle(touched | keeper.touched(keys)))
 
     async def settle_all(self) -> list[Refusal]:
         """The same for whatever differs."""
@@ -107,14 +101,32 @@ class Settling:
     def _draining(self) -> list[Keeper]:
         return [keeper for keeper in self._keepers if keeper.drains]
 
+    @property
+    def _asked(self) -> list[Keeper]:
+        """Those of the runs that go on."""
+        return self._draining + (self._keepers[-1:] if self._status.running else [])
+
     def _differences(self) -> _Differences:
-        return [(keeper, keeper.differences()) for keeper in self._keepers]
+        return {keeper: keeper.differences() for keeper in self._keepers}
 
     async def _settle(self, differences: _Differences) -> list[Refusal]:
-        refused = await _refused([keeper.settle(keeper.unsettled(changes)) for keeper, changes in differences])
-        known = [keeper for keeper, _ in differences]
-        later = [keeper for keeper in self._draining if keeper not in known]
-        return refused + await _refused([keeper.settle(keeper.unsettled(keeper.differences())) for keeper in later])
+        def settle(keeper: Keeper) -> Deferred[list[Refusal]]:
+            known = differences.get(keeper)
+            return keeper.settle(keeper.unsettled(keeper.differences() if known is None else known))
+
+        return await self._everywhere(settle)
+
+    async def _everywhere(self, settle: Callable[[Keeper], Deferred[list[Refusal]]]) -> list[Refusal]:
+        """Settle something in every run, and in those that come or are left behind meanwhile. Returns who is refused.
+
+        What a run cannot do while the core of a Start comes up is asked for again when that is there.
+        """
+        known, refused = set[tuple[Keeper, bool]](), list[Refusal]()
+        while asked := [each for keeper in self._asked if (each := (keeper, self._status.running)) not in known]:
+            known.update(asked)
+            outcomes: list[list[Refusal]] = await together([settle(keeper) for keeper, _ in asked])
+            refused += chain.from_iterable(outcomes)
+        return refused
 
     def _follow(self) -> None:
         """A run came or went."""
@@ -130,8 +142,4 @@ class Settling:
 
 def _kept(differences: _Differences) -> list[Change]:
     """What of them takes something away that is in force."""
-    return [change for keeper, changes in differences for change in keeper.kept(changes)]
-
-
-async def _refused(works: Sequence[Deferred[list[Refusal]]]) -> list[Refusal]:
-    return [refusal for refused in await together(works) for refusal in refused]
+    return [change for keeper, changes in differences.items() for change in keeper.kept(changes)]

@@ -8,7 +8,7 @@ from node.backend.backoff import Backoff
 from node.backend.control import Control, Settled
 from node.backend.desired import Desired
 from node.backend.drain import Drain
-from node.backend.faults import as_told, in_background
+from node.backend.faults import as_told, in_background, leave_out
 from node.backend.generations import Generations
 from node.backend.health import Watch
 from node.backend.keeper import Keeper
@@ -175,7 +175,7 @@ class Supervisor:
             self.log.warn("the core before cannot be taken back: {reason}", reason=str(error))
             return False
         if other:
-            await self._desired.revert(taken.accepted)
+            leave_out(self._ring, await self._desired.revert(taken.accepted))
         if taken.before not in self._generations.draining:
             return False
         self._generations.adopt(taken.before)

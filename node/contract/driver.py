@@ -197,6 +197,9 @@ class Plan(Protocol):
     def account(self, tag: str, user: User) -> Account | None:
         """The user's account for a managed inbound; None without a credential. Pure. Raises `Unusable`."""
 
+    def alike(self, other: Plan) -> bool:
+        """Whether both have the same managed inbounds, with the same accounts for every user."""
+
     async def check(self, target: Mapping[str, Accounts]) -> None:
         """Have the core build everything with these users, and bind nothing: the second, dearer half of the check.
 

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import islice
 from typing import Protocol
 
-from twisted.internet.defer import Deferred, DeferredLock
+from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
@@ -18,7 +18,8 @@ from node.logs import Logger
 from node.periodic import Periodic
 from node.state.store import Store
 from node.traffic.ledger import Ledger, Taken
-from node.waiting import lasting, together
+from node.traffic.readings import Readings
+from node.waiting import lasting
 from protos import service_pb2
 from protos.service_pb2 import StatRequest, StatResponse
 
@@ -69,7 +70,7 @@ class Traffic:
         self._interval = interval
         self._fresh = FRESH * interval
         self._ledger = Ledger()
-        self._turn = DeferredLock()
+        self._readings = Readings(reactor, self._read_one)
         self._poll = Periodic("reading and noting the counters", self._tick, self._fresh, reactor)
         # Why the last reading of a generation brought nothing.
         self._faults: dict[Generation, str] = {}
@@ -97,19 +98,25 @@ class Traffic:
     async def read(self, generation: Generation | None = None) -> bool:
         """Book what one run of a core, or each, has counted by now; whether there may be more.
 
-        That is so if there was anything, and where a run did not answer, which is logged. A reading is booked whole,
-        also where its caller gives up meanwhile.
+        That is so if there was anything, and where a run did not answer, which is logged, or is slow to. A reading is
+        booked whole, also where its caller gives up meanwhile.
         """
-        return await lasting(self._turn.run(self._read, generation))
+        began, counting = self._reactor.seconds(), self._generations.counting
+        # What is under way may be of one that is gone from among them meanwhile.
+        self._ledger.keep({*counting, *self._readings.under_way, *filter(None, (generation,))})
+        self._faults = {run: fault for run, fault in self._faults.items() if run in counting}
+        if generation is not None:
+            return await self._readings.one(generation)
+        return await lasting(ensureDeferred(self._read_all(counting, began)))
 
     async def stats(self, request: StatRequest, delivered: Callable[[], Deferred[bool]]) -> StatResponse:
         """The rows of a request, from the ledger. With a reset they come back if the reply is not delivered.
 
         `delivered` is asked for where that matters. Raises `UnknownName`.
         """
-        self._asked_at = asked_at = self._reactor.seconds()
-        if self._is_old(asked_at):
-            await lasting(self._turn.run(self._refresh, asked_at))
+        self._asked_at = self._reactor.seconds()
+        if self._asked_at - self._read_at >= self._fresh:
+            await self.read()
         scope, name = asked(request)
         self._require(scope)
         rows = self._ledger.all(scope) if name is None else iter([self._row(scope, name)])
@@ -146,31 +153,18 @@ class Traffic:
         if now - self._saved_at > self._interval - early:
             self.save()
 
-    def _is_old(self, asked_at: float) -> bool:
-        """Whether the last reading is too old for who asked then."""
-        return asked_at - self._read_at >= self._fresh
-
-    async def _refresh(self, asked_at: float) -> None:
-        """Read all, unless somebody who asked at the same time had that done."""
-        if self._is_old(asked_at):
-            await self._read(None)
-
-    async def _read(self, one: Generation | None) -> bool:
-        began, counting = self._reactor.seconds(), self._generations.counting
-        # The one that is read may be gone from among them meanwhile.
-        self._ledger.keep({*counting, *filter(None, (one,))})
-        self._faults = {run: fault for run, fault in self._faults.items() if run in counting}
-        # All are asked at once: one that hangs delays nobody else's bytes.
-        moved = await together(map(self._read_one, counting if one is None else (one,)))
-        if one is None:
-            self._read_at = began
-        return any(moved)
+    async def _read_all(self, counting: Sequence[Generation], began: float) -> bool:
+        moved = await self._readings.all(counting)
+        self._read_at = began
+        return moved
 
     async def _read_one(self, generation: Generation) -> bool:
         try:
             moved = await self._book(generation, await generation.counters())
         except Exception as error:  # noqa: BLE001 - logged, told by `info`; replies have what was read before
-            self._faults[generation] = self._not_read(error, self._faults.get(generation, ""))
+            # What could not be read of one that is gone does not matter any more.
+            if generation in self._generations.counting:
+                self._faults[generation] = self._not_read(error, self._faults.get(generation, ""))
             return True
         self._faults.pop(generation, None)
         return moved

@@ -37,7 +37,7 @@ WORKERS = 4
 PAUSE = 0.02
 # Seconds of work before a change and after it, and between two looks at the memory.
 AROUND = 1.0
-LOOK = 0.01
+LOOK = 0.1
 # What the node is told for each way.
 WAYS = {"beside": {}, "restart": {"DRAIN_GENERATIONS": "0"}}
 

@@ -27,7 +27,7 @@ from node.backend.generations import Generations
 from node.backend.runner import Runner
 from node.contract.accounts import Account, Accounts, Change
 from node.contract.counters import Reading, Scope, counter_name
-from node.contract.driver import Applied, Driver, Exit, Generation, Host
+from node.contract.driver import Applied, Driver, Exit, Generation, Host, Plan
 from node.errors import InvalidConfig
 from node.logs import LogRing
 from protos.service_pb2 import Backend, BackendStatsResponse, User
@@ -71,6 +71,9 @@ class ScriptPlan:
     def account(self, tag: str, user: User) -> Account | None:
         password = user.proxies.trojan.password.encode()
         return Account(password, password)
+
+    def alike(self, other: Plan) -> bool:
+        return self.tags == other.tags
 
     async def check(self, target: Mapping[str, Accounts]) -> None:
         if any(b"bad" in accounts.values() for accounts in target.values()):

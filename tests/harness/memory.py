@@ -35,6 +35,9 @@ class MemoryPlan:
             raise Unusable("the password is bad")
         return Account(password.encode(), password.encode()) if password else None
 
+    def alike(self, other: Plan) -> bool:
+        return self.tags == tuple(other.tags)
+
     async def check(self, target: Mapping[str, Accounts]) -> None:
         assert self.driver
         await self.driver.check(self, target)

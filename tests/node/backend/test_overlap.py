@@ -11,6 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from node.backend import drain
 from node.backend.drain import SETTLED, Limits
 from node.backend.generations import Generations
+from node.backend.keeper import PATIENCE, REFRESH, RETRY
 from node.backend.probation import SECONDS as PROBATION
 from node.backend.renewal import CROWDED_WINDOW
 from node.backend.runner import Runner
@@ -220,6 +221,45 @@ class Starts(OverlapTests):
             self.successResultOf(done)
         self.assertEqual((self.names(old), self.names(self.current)), ({"ann"}, {"ann", "cy"}))
 
+    def test_who_leaves_meanwhile(self) -> None:
+        """The run that serves lets nobody in who was removed, and not only when another one is there."""
+        ancient = self.started("a", ANN, BOB)
+        old = self.started("a x", ANN, BOB)
+        self.driver.launching.shut = True
+        starting = self.start("a y", ANN, BOB, CY)
+        self.successResultOf(ensureDeferred(self.runner.users.update([User(email="ann"), person("bob", "new", "a")])))
+        self.assertEqual((self.names(old), self.names(ancient), self.state[0]), (set(), set(), "starting"))
+        self.driver.launching.open()
+        self.successResultOf(starting)
+        self.assertEqual((self.names(self.current), self.names(old)), ({"bob", "cy"}, set()))
+
+    def test_who_cannot_leave_meanwhile(self) -> None:
+        """The run that serves is not ended for them: another one is on its way."""
+        old = self.started("a", ANN, BOB)
+        self.driver.launching.shut = True
+        starting = self.start("a x", ANN, BOB)
+        self.driver.dear = lambda change: change.key == "ann"
+        leaving = ensureDeferred(self.runner.users.update([User(email="ann")]))
+        self.pass_time(1)
+        self.successResultOf(leaving)
+        self.assertTrue(old.alive)
+        self.driver.launching.open()
+        self.pass_time(1)
+        self.successResultOf(starting)
+        self.assertEqual((self.names(self.current), old.alive), ({"bob"}, False))
+
+    def test_who_leaves_by_a_start_that_fails(self) -> None:
+        """Nobody is out of the run that goes on, unless they were removed meanwhile."""
+        old = self.started("a", ANN, BOB)
+        self.driver.launching.shut = True
+        self.driver.faults = [CoreFailed("it fell")]
+        starting = self.start("a x", CY)
+        self.successResultOf(ensureDeferred(self.runner.users.update([User(email="ann")])))
+        self.assertEqual(self.names(old), {"bob"})
+        self.driver.launching.open()
+        self.failureResultOf(starting, CoreFailed)
+        self.assertEqual((self.names(old), self.current), ({"bob"}, old))
+
     def test_users_while_one_fails(self) -> None:
         """They are in the one that goes on."""
         old = self.started("a", ANN, BOB)
@@ -315,6 +355,14 @@ class WaysBack(OverlapTests):
         self.assertEqual(Backend.FromString(self.record.request).config, "a")
         self.successResultOf(self.start("a", ANN))
         self.assertEqual(self.current, old)
+
+    def test_who_is_left_out_of_the_one_before(self) -> None:
+        """Is named in the log."""
+        self.started("a", ANN)
+        self.started("a x", ANN, person("bob", "bad", "a")).die()
+        self.pass_time(0)
+        left_out = [line for line in self.ring.read(0)[0] if "user 'bob' is left out" in line]
+        self.assertEqual(len(left_out), 2)
 
     def test_it_hangs(self) -> None:
         """One that answers nothing any more is ended, also if it hangs just before it would have held."""
@@ -535,3 +583,53 @@ class Renewals(OverlapTests):
         self.assertEqual((self.current, self.names(old), self.state[0]), (old, {"ann"}, "running"))
         self.pass_time(61)
         self.assertEqual(self.names(self.current), {"ann", "bob"})
+
+
+class Refreshes(OverlapTests):
+    """Another run for the sake of users whom the core keeps out though it knows their credentials."""
+
+    def removed(self, *staying: User) -> SharedGeneration:
+        """The run from which somebody was removed just now."""
+        run = self.current
+        run.lingering = True
+        self.successResultOf(self.sync(*staying))
+        return run
+
+    def test_soon(self) -> None:
+        """It knows nothing of them, and nobody's connections end for it."""
+        self.started("a", ANN, BOB)
+        old = self.removed(BOB)
+        self.pass_time(REFRESH + 0.5)
+        self.assertEqual((self.names(self.current), self.current is old, old.alive), ({"bob"}, False, True))
+
+    def test_one_that_does_not_come_up(self) -> None:
+        """Is tried again after a while, without another change."""
+        self.started("a", ANN, BOB)
+        old = self.removed(BOB)
+        self.driver.faults = [CoreFailed("it fell")]
+        self.pass_time(REFRESH + RETRY - 1)
+        self.assertEqual((self.current, len(self.driver.launches)), (old, 2))
+        self.pass_time(2)
+        self.assertIsNot(self.current, old)
+
+    def test_where_one_that_drains_would_end(self) -> None:
+        """It waits for that to end by itself, for a while."""
+        for config in ("a", "a x", "a y"):
+            self.started(config, ANN, BOB)
+        oldest, serving = self.generations.draining[0], self.removed(BOB)
+        self.pass_time(REFRESH * 3)
+        self.assertEqual((self.current, oldest.alive), (serving, True))
+        cast(SharedGeneration, oldest).connections = 0
+        self.pass_time(REFRESH + 2)
+        self.assertNotEqual((self.current, oldest.alive), (serving, True))
+
+    def test_where_none_ends(self) -> None:
+        """Who was removed does not wait for ever."""
+        self.runner._supervisor._drain._limits = Limits(timeout=600.0, generations=2)
+        for config in ("a", "a x", "a y"):
+            self.started(config, ANN, BOB)
+        oldest, serving = self.generations.draining[0], self.removed(BOB)
+        self.pass_time(PATIENCE - 1)
+        self.assertEqual((self.current, oldest.alive), (serving, True))
+        self.pass_time(REFRESH * 2 + 2)
+        self.assertEqual((self.current is serving, oldest.alive), (False, False))

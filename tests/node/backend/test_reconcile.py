@@ -21,8 +21,6 @@ TAGS = ("a", "b")
 class Core:
     """A running core in small: a batch is in force when the test says so. `refuse` are keys it will not take."""
 
-    window = 0.3
-
     def __init__(self) -> None:
         self.target: dict[str, Accounts] = {tag: {} for tag in TAGS}
         self.accounts: dict[str, Accounts] = {tag: {} for tag in TAGS}
@@ -33,6 +31,9 @@ class Core:
     @property
     def busy(self) -> bool:
         return self._under_way is not None
+
+    def window(self, collected: float) -> float:
+        return 0.3 if collected < 0.3 else 0.0
 
     def changes(self, touched: Iterable[tuple[str, str]]) -> list[Change]:
         here = [Change(tag, key, self.target[tag].get(key)) for tag, key in touched if tag in self.target]

@@ -1847,6 +1847,23 @@ class Truth(SynchronousTestCase):
         [0.5, 2.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0],
         True,
     )
+    @example(
+        [
+            (replace(start(), pause=1.0), start("a", "ann"), replace(start("a x", "ann"), pause=1.0)),
+            (trouble("dear"), replace(sync_all(), pause=4.0)),
+        ],
+        [0.0, 1.0, 0.0, 0.0],
+        True,
+    )
+    @example(
+        [
+            (start(), trouble("unable"), replace(start(), pause=1.0), start("a", "ann")),
+            (replace(sync_all("ann"), grace=GRACE, pause=4.0), replace(start("a x"), pause=1.0)),
+            (trouble("dear"), replace(sync_all(), pause=4.0), start()),
+        ],
+        [0.0, 0.0, 0.0, 0.5],
+        True,
+    )
     @given(st.lists(EVENTS, max_size=12), st.lists(MOMENTS, min_size=4, max_size=20), st.booleans())
     def test_disk_memory_and_core(self, events: list[tuple[Step, ...]], times: list[float], sharing: bool) -> None:
         """Whatever goes wrong meanwhile, in the end they are equal, and what was answered with success is the case."""

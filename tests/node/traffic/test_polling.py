@@ -15,6 +15,7 @@ from node.contract.counters import DIRECTIONS, Row, Scope, counter_name
 from node.errors import CoreFailed, UnknownName, Unsupported
 from node.traffic import polling as traffic_module
 from node.traffic.polling import Traffic
+from node.traffic.readings import PATIENCE
 from protos.service_pb2 import Inbounds, StatRequest, StatResponse, UsersStat, UserStat
 
 ANN_UP, ANN_DOWN = (counter_name(Scope.USER, "ann", direction) for direction in DIRECTIONS)
@@ -184,6 +185,29 @@ class PollingTests(SynchronousTestCase):
         silent.answer = None
         self.pass_time(2)
         self.assertEqual(self.ask(), {("ann", "uplink"): 5, ("ann", "downlink"): 2})
+
+    def test_a_core_that_hangs(self) -> None:
+        """Who asks waits for it once, for some seconds; what others count is told, and what it says is booked once."""
+        answer: Deferred[None] = Deferred()
+        hung, ending = Core(), Core()
+        hung.counts, hung.answer = {ANN_DOWN: 2}, lambda: answer
+        self.core.counts = {ANN_UP: 5}
+        self.cores += [hung, ending]
+        first = ensureDeferred(self.traffic.stats(StatRequest(type=UsersStat), self.delivered))
+        self.pass_time(PATIENCE - 1)
+        self.assertNoResult(first)
+        end: Any = ending
+        self.assertFalse(self.successResultOf(ensureDeferred(self.traffic.read(end))))
+        self.pass_time(1.5)
+        self.assertEqual(len(self.successResultOf(first).stats), 1)
+        self.core.counts = {ANN_UP: 6}
+        self.pass_time(2)
+        self.assertEqual((self.ask(), hung.asked), ({("ann", "uplink"): 6}, 1))
+        self.cores.remove(hung)
+        self.pass_time(2)
+        hung.answer = None
+        answer.callback(None)
+        self.assertEqual(self.ask(), {("ann", "uplink"): 6, ("ann", "downlink"): 2})
 
     def test_whether_there_may_be_more(self) -> None:
         """A reading that failed does not say that a core which ends has counted its last byte."""
