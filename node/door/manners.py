@@ -75,7 +75,7 @@ class Manners:
         """The client sends this. Raises `Unmannerly` if it may not; then none of it is to be passed on."""
         frames = self._received.feed(data)
         if not known and frames:
-            self._frames.take(len(frames), now)
+            self._frames.take(sum(not self._carries(frame) for frame in frames), now)
         for frame in frames:
             if self._block is not None:
                 self._continued(self._block, frame)
@@ -83,6 +83,10 @@ class Manners:
                 raise Unmannerly("a CONTINUATION of nothing", Code.PROTOCOL_ERROR)
             elif (rule := self._rules.get(frame.kind)) is not None:
                 rule(frame, now, known)
+
+    def _carries(self, frame: Frame) -> bool:
+        """It is of the message of a call that was not refused at its headers, as a stranger's is."""
+        return frame.kind == Kind.DATA and frame.length > 0 and frame.stream in self.open
 
     def sent(self, data: bytes) -> None:
         """The client is sent this."""

@@ -46,7 +46,8 @@ class Relay(Protocol):
         # Replies that the server has written and we have not: where they end in what it writes, and who waits.
         self._marks: deque[tuple[int, Deferred[bool]]] = deque()
         self._passed = 0
-        self._waits_for_key = self._leaving = False
+        self._asked_at: float | None = None
+        self._leaving = False
 
     def connectionMade(self) -> None:
         self.connection: Connection = self._connections.enter(self.transport)
@@ -94,7 +95,7 @@ class Relay(Protocol):
 
     def show_key(self) -> None:
         """A request of theirs carries the key."""
-        if not self.connection.known and not self.connection.over:
+        if not (self.connection.known or self.connection.over or self._leaving):
             self.connection.known = True
             self.connection.arm(self._connections.limits.idle, self._look_at_rest)
             self._look_after()
@@ -108,7 +109,7 @@ class Relay(Protocol):
         self._look_for_replies()
 
     def _connect(self) -> None:
-        if self.connection.over:
+        if self.connection.over or self._leaving:
             return
         server = _Server(self, self._upstream, self._connections.reactor)
         try:
@@ -137,9 +138,17 @@ class Relay(Protocol):
             if connection.idle is bool(self._manners.open):
                 connection.idle = not connection.idle
                 connection.idle_since = self._now()
-        elif self._manners.asked and not self._waits_for_key:
-            self._waits_for_key = True
-            connection.arm(self._connections.limits.key, self._leave)
+        elif self._manners.asked and self._asked_at is None:
+            self._asked_at = self._now()
+            connection.arm(self._connections.limits.key, self._look_for_key)
+
+    def _look_for_key(self) -> None:
+        """A stranger is refused at the headers; of the key gRPC tells when the message is here, which may take long."""
+        limits, waited = self._connections.limits, self._now() - (self._asked_at or 0.0)
+        if self._manners.open and waited < limits.body_deadline:
+            self.connection.arm(limits.key, self._look_for_key)
+        else:
+            self._leave()
 
     def _look_at_rest(self) -> None:
         """Arming the timer at each call would be dear: it looks now and then whether there is nothing to be done."""

@@ -35,14 +35,9 @@ _logger = Logger()
 
 @dataclass(frozen=True)
 class Limits(connections.Limits):
-    """What a client of REST may take besides.
-
-    `body_deadline` is from the end of the headers to that of the body: 64 MiB in 120 s is a line of 4.5 Mbit/s, and no
-    known client waits for longer than 30 s.
-    """
+    """What a client of REST may take besides."""
 
     max_body: int = MAX_BODY
-    body_deadline: float = 120.0
 
 
 def describe(error: NodeError, dialect: Dialect) -> tuple[bytes, bytes]:

@@ -184,7 +184,7 @@ class RelayTests(DoorCase):
     """One connection over HTTP/2."""
 
     async def test_headers_in_time(self) -> None:
-        """A client that shakes hands over HTTP/2 and asks nothing is bidden goodbye when the deadline is over."""
+        """A client that speaks HTTP/2 and asks nothing is cut off when the deadline is over."""
         client = await self.connect(Http2())
         await until(lambda: client.events)
         await self.ours()
@@ -201,6 +201,28 @@ class RelayTests(DoorCase):
         self.clock.advance(10)
         goodbye = await self.goodbye(client)
         self.assertEqual((goodbye.error_code, goodbye.last_stream_id), (0, 1))
+
+    async def test_a_long_message_before_the_key_is_known(self) -> None:
+        """A call with the key whose message takes its time is waited for, though not for ever."""
+        for patience, answered in ((50, True), (120, False)):
+            client = await self.connect(Http2())
+            names = {":method": "POST", ":scheme": "http", ":path": INFO, ":authority": "x", "te": "trailers"}
+            client.http.send_headers(1, [*names.items(), ("content-type", "application/grpc"), ("x-api-key", KEY)])
+            client.http.send_data(1, bytes(3))
+            client.flush()
+            connection = await self.ours()
+            relayed = connection.transport.protocol._inner
+            await until(lambda relayed=relayed: relayed._manners.open)  # type: ignore[misc]
+            for _ in range(patience // 10):
+                self.clock.advance(10)
+            if answered:
+                client.http.send_data(1, bytes(2), end_stream=True)
+                client.flush()
+                await until(client.heard(StreamEnded))
+                client.transport.loseConnection()
+            else:
+                await self.goodbye(client)
+            await until(lambda: not self.site.connections)
 
     async def goodbye(self, client: Http2) -> ConnectionTerminated:
         await until(client.heard(ConnectionTerminated))

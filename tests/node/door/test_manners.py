@@ -176,12 +176,24 @@ def test_a_stranger_has_less() -> None:
             client = Client(known)
             for number in range(requests if what == "requests" else 0):
                 client.ask(2 * number + 1)
-            client.send(Kind.DATA, 0, 1, times=frames if what == "frames" else 0)
+            client.send(Kind.DATA, 0, 7, times=frames if what == "frames" else 0)
             if known:
                 client.ask(100_001)
             else:
                 with refused():
                     client.ask(100_001)
+
+
+def test_a_long_message_before_the_key_is_known() -> None:
+    """gRPC tells of the key when a message is whole: its frames do not count while its call is not refused."""
+    frames = manners.STRANGERS_FRAMES[0]
+    client = Client()
+    client.send(Kind.HEADERS, END_HEADERS, 1, 50)
+    for _ in range(3):
+        client.send(Kind.DATA, 0, 1, 1, times=frames)
+    client.sent(Kind.HEADERS, END_HEADERS | END_STREAM, 1)
+    with refused():
+        client.send(Kind.DATA, 0, 1, 1, times=frames + 1)
 
 
 @given(st.lists(st.tuples(st.integers(0, 10), st.integers(0, 255), st.integers(0, 5), st.integers(0, 20))), cuts)
