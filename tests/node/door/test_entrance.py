@@ -12,6 +12,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import ConnectionTerminated, Event, StreamEnded
 from twisted.internet import reactor as installed
+from twisted.internet.defer import Deferred
 from twisted.internet.protocol import ClientFactory, Factory, Protocol
 from twisted.internet.task import Clock
 from twisted.internet.threads import deferToThread
@@ -367,6 +368,22 @@ class PressureTests(TestCase):
     async def test_a_slow_server(self) -> None:
         (server,) = (one for one in reactor.getReaders() if isinstance(one, Prompt) and one is not self.relay)
         await self.check(self.client, self.behind[0], lambda: server)
+
+    async def test_what_the_server_has_written_and_nobody_read(self) -> None:
+        """It is part of a reply that the server says it has written: not delivered before the client has it."""
+        told: list[bool] = []
+        delivered: Deferred[bool] = Deferred()
+        delivered.addCallback(told.append)
+        relayed = self.relay.protocol._inner
+        self.client.transport.pauseProducing()  # type: ignore[union-attr]
+        self.behind[0].transport.write(b"\xff\xff\xff" + bytes((0, 0, 0, 0, 0, 1)) + bytes(self.size))  # type: ignore[union-attr]
+        await until(lambda: self.held(self.relay) > 65_536 and relayed._server.waiting())
+        relayed.watch(delivered)
+        ((end, _),) = relayed._marks
+        self.assertEqual(end, relayed._passed + relayed._server.waiting())
+        self.assertEqual(told, [])
+        self.client.transport.resumeProducing()  # type: ignore[union-attr]
+        await until(lambda: told == [True], 20)
 
     async def test_a_client_that_leaves(self) -> None:
         """What it has sent before still reaches the server."""
