@@ -212,8 +212,8 @@ class RelayTests(DoorCase):
             client.http.send_data(1, bytes(3))
             client.flush()
             connection = await self.ours()
-            relayed = connection.transport.protocol._inner
-            await until(lambda relayed=relayed: relayed._manners.open)  # type: ignore[misc]
+            threshold = connection.transport.protocol
+            await until(lambda of=threshold: of._inner and of._inner._manners.open)  # type: ignore[misc]
             for _ in range(patience // 10):
                 self.clock.advance(10)
             if answered:
@@ -336,7 +336,8 @@ class PressureTests(TestCase):
 
     async def leave(self) -> None:
         self.connections.disconnect()
-        await until(lambda: not self.connections)
+        ends: list[Any] = [self.client, *self.behind]
+        await until(lambda: not self.connections and not any(end.transport.connected for end in ends))
 
     def held(self, transport: Any) -> int:
         return int(len(transport.dataBuffer) + transport._tempDataLen)
