@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from twisted.internet.interfaces import IReactorCore, IReactorProcess, IReactorSSL, IReactorThreads, IReactorTime
+from twisted.internet.interfaces import IReactorCore, IReactorProcess, IReactorTCP, IReactorThreads, IReactorTime
 
 
 class PooledReactor(IReactorTime, IReactorThreads):
     """Timers, and threads for what takes long."""
 
 
-class Reactor(PooledReactor, IReactorCore, IReactorProcess, IReactorSSL):
+class Reactor(PooledReactor, IReactorCore, IReactorProcess, IReactorTCP):
     """All that the node uses."""

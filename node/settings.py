@@ -63,7 +63,7 @@ _SYSTEMD = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 @dataclass(frozen=True)
 class Settings:
-    """Valid settings. A port of None means that the interface is off; `drivers` is for the cores' drivers."""
+    """Valid settings. A port of None is not opened; `drivers` is for the cores' drivers."""
 
     api_key: str = field(repr=False)
     host: str

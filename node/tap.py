@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from twisted.application.service import IService, Service
-from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred
+from twisted.internet.defer import Deferred, ensureDeferred, gatherResults, maybeDeferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IListeningPort
 from twisted.python.usage import Options as UsageOptions
@@ -27,6 +27,9 @@ from node.api.calls import Calls
 from node.api.operations import Backend, Policy
 from node.backend.drain import Limits
 from node.contract.driver import Host
+from node.door.entrance import Entrance
+from node.door.tls import GRPC_FIRST, REST_FIRST, BadPair, Certificates, CertificateWatch, Protocols
+from node.door.upstream import Upstream
 from node.logs import Logger, LogRing
 from node.machine.system import SystemStats
 from node.machine.systemd import Notifier, Systemd
@@ -37,15 +40,12 @@ from node.state.store import Store
 from node.transport.rest import make_app
 from node.transport.rpc import RpcServer
 from node.transport.site import Site
-from node.transport.tls import BadPair, Certificates, CertificateWatch
 
 SETTINGS = all_settings(DRIVER_SETTINGS)
 BIND_SECONDS = 10.0
 # Seconds after which a thread that computes lets the others run. With Python's 5 ms a large set of users that is being
 # built stalls every call by a multiple of that.
 SWITCH_INTERVAL = 0.0005
-# Connections that wait to be accepted; beyond it the kernel drops their first packet, and they come a second later.
-BACKLOG = 1024
 # Open files that the node allows itself if the system lets it: places for connections on both ports, and spare ones.
 DESCRIPTORS = 65_536
 
@@ -136,9 +136,11 @@ class NodeService(Service):
         self._backend = Backend(reactor, self._ring, self._drivers, self._system, self._store, policy, others)
         self._calls = calls = Calls(self._backend, self._ring)
         authenticator = Authenticator(settings.api_key)
-        self._rpc = RpcServer(self._aio, calls, authenticator)
+        self._upstream = Upstream(reactor, self._state.run_dir)
+        self._rpc = RpcServer(self._aio, calls, authenticator, self._upstream)
         self._site = Site(make_app(calls), authenticator, reactor, log_requests=settings.debug, heard=calls.touch)
-        self._rest_port: IListeningPort | None = None
+        self._entrance = Entrance(self._site.connections, self._site, self._upstream)
+        self._ports: list[IListeningPort] = []
 
     def startService(self) -> None:
         super().startService()
@@ -152,8 +154,10 @@ class NodeService(Service):
             self._sweep()
             saved = self._store.open()
             self._aio.startService()
-            self._listen_grpc()
-            self._listen_rest()
+            self._upstream.sweep()
+            self._aio.block(self._rpc.start(), BIND_SECONDS)
+            self._listen(self._settings.grpc_port, GRPC_FIRST)
+            self._listen(self._settings.rest_port, REST_FIRST)
         except (OSError, BadPair, CannotListenError) as error:
             raise SystemExit(f"txnode cannot start: {error}") from error
         for part in (self._system, self._watch, self._systemd):
@@ -169,9 +173,9 @@ class NodeService(Service):
         """End each part, whatever became of those before it."""
         ends: tuple[tuple[str, Callable[[], object]], ...] = (
             ("what systemd is told", self._systemd.stopService),
-            ("the REST port", self._stop_listening),
+            ("the ports", self._stop_listening),
             ("gRPC", lambda: self._aio.run(self._rpc.stop())),
-            ("REST", self._site.disconnect),
+            ("the connections", self._site.connections.disconnect),
             ("the calls", self._calls.close),
             ("the backend", self._backend.close),
             ("the state file", self._store.close),
@@ -187,25 +191,19 @@ class NodeService(Service):
                 self.log.failure("{part} did not end well", part=part)
 
     def _stop_listening(self) -> object:
-        return self._rest_port and self._rest_port.stopListening()
+        return gatherResults([maybeDeferred(port.stopListening) for port in self._ports], consumeErrors=True)
 
     def _sweep(self) -> None:
         for pid in self._drivers.sweep():
             self.log.warn("ended core {pid}, which an earlier node had left behind", pid=pid)
 
-    def _listen_grpc(self) -> None:
-        port = self._settings.grpc_port
-        if port is not None:
-            start = self._rpc.start(self._settings.host, port, self._certificates.grpc_credentials)
-            self._aio.block(start, BIND_SECONDS)
-
-    def _listen_rest(self) -> None:
-        port = self._settings.rest_port
+    def _listen(self, port: int | None, protocols: Protocols) -> None:
+        """Both protocols are served on either port; they differ in what a client gets that offers both."""
         if port is not None:
             everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - the documented default
             interface = self._settings.host or everywhere
-            factory = self._certificates.context_factory
-            self._rest_port = self._reactor.listenSSL(port, self._site, factory, BACKLOG, interface)  # type: ignore[arg-type]
+            context = self._certificates.context_factory(protocols)
+            self._ports.append(self._entrance.listen(self._reactor, port, interface, context))
 
     def _ready(self) -> None:
         reload: Callable[..., object] = lambda *_: self._reactor.callFromThread(self._certificates.reload)  # noqa: E731
@@ -214,8 +212,8 @@ class NodeService(Service):
         self.log.info(
             "txnode {version} is ready: REST {rest}, gRPC {grpc}",
             version=__version__,
-            rest=self._settings.rest_port or "off",
-            grpc=self._settings.grpc_port or "off",
+            rest=self._settings.rest_port or "no port of its own",
+            grpc=self._settings.grpc_port or "no port of its own",
         )
         self._systemd.ready()
 

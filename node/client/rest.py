@@ -34,7 +34,7 @@ from node.client.way import Way
 from node.errors import UsersRefused
 
 MEDIA_TYPE = "application/x-protobuf"
-# Seconds that a connection is kept for a next call; the node closes one after 60.
+# Seconds that a connection is kept for a next call; the node closes one after 120.
 IDLE = 30
 _OK = 200
 _BROKEN = (

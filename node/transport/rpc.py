@@ -1,4 +1,6 @@
-"""The gRPC server: METHODS as generic handlers, no generated code. Runs in the asyncio thread.
+"""The gRPC server: METHODS as generic handlers, no generated code. Runs in the asyncio thread, on a unix socket.
+
+Behind `node.door`, which ends TLS and looks after connections: what comes here is one client's in each connection.
 
 A stranger is refused by a stream-typed handler before any message is read; a unary one would take the whole body first.
 """
@@ -6,9 +8,11 @@ A stranger is refused by a stream-typed handler before any message is read; a un
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
+from urllib.parse import quote
 
 from node.aio import Aio  # first: it sets gRPC's environment
 
@@ -18,9 +22,10 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from node.api.auth import Authenticator, dialect
+from node.api.auth import Authenticator, Dialect, dialect
 from node.api.calls import Calls, LogReader, OpenFeed, Reply, watched
 from node.api.methods import MAX_BODY, METHODS, SERVICE, Kind, Method
+from node.door.upstream import Upstream
 from node.errors import Internal, NodeError, Unauthenticated
 from node.logs import Logger
 from node.transport.serving import Serving
@@ -32,25 +37,14 @@ GRACE = 1.0
 # Messages of a stream that may wait to be handed over; then no more are read.
 BATCH = 256
 BATCH_BYTES = 1024 * 1024
-# Connections at once; more are closed unanswered.
-MAX_CONNECTIONS = 256
-# Seconds for a handshake, and for a connection without calls.
-HANDSHAKE = 10
-IDLE = 120
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_BODY),
     ("grpc.max_send_message_length", MAX_BODY),
-    # A second server on the port would be an error, not a rival.
-    ("grpc.so_reuseport", 0),
     # Half-open clients: ping after 30 s of silence, gone after 20 s without an answer.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.max_concurrent_streams", 1000),
-    # Strangers: so many connections, so much time for a handshake and for a connection without calls.
-    ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
-    ("grpc.server_handshake_timeout_ms", HANDSHAKE * 1000),
-    ("grpc.max_connection_idle_ms", IDLE * 1000),
 ]
 
 _PATHS = {f"/{SERVICE.full_name}/{method.name}": method for method in METHODS}
@@ -63,17 +57,18 @@ _logger = Logger()
 
 
 class RpcServer:
-    """Serves METHODS on one port."""
+    """Serves METHODS to the clients that the door lets in."""
 
-    def __init__(self, aio: Aio, calls: Calls, authenticator: Authenticator) -> None:
+    def __init__(self, aio: Aio, calls: Calls, authenticator: Authenticator, upstream: Upstream) -> None:
         self._aio = aio
+        self._upstream = upstream
         self._serving: Serving | None = None
-        self._gate = _Gate(authenticator, partial(aio.tell, calls.touch))
-        self._handlers = _Handlers(aio, calls)
+        self._gate = _Gate(authenticator, partial(aio.tell, self._heard, calls, upstream))
+        self._handlers = _Handlers(aio, calls, upstream)
 
-    async def start(self, host: str, port: int, credentials: Callable[[], grpc.ServerCredentials]) -> None:
-        """Bind and serve, each server with credentials of its own. Raises `OSError` if the port cannot be had."""
-        self._serving = Serving(lambda: self._bound(host, port, credentials()))
+    async def start(self) -> None:
+        """Bind and serve. Raises `OSError` if there can be no socket."""
+        self._serving = Serving(self._bound)
         await self._serving.start()
 
     async def stop(self) -> None:
@@ -81,24 +76,32 @@ class RpcServer:
         if self._serving is not None:
             await self._serving.stop(GRACE)
 
-    def _bound(self, host: str, port: int, credentials: grpc.ServerCredentials) -> Any:
+    def _bound(self) -> Any:
         server = grpc.aio.server(options=_OPTIONS, interceptors=(self._gate,))
         server.add_generic_rpc_handlers((self._handlers,))
         _add_official_services(server)
+        path = self._upstream.next_path()
         try:
-            server.add_secure_port(_address(host, port), credentials)
+            server.add_insecure_port(f"unix:{quote(str(path))}")
         except RuntimeError as error:
-            raise OSError(f"gRPC cannot listen on port {port}: {error}") from error
+            raise OSError(f"gRPC cannot listen on {path}: {error}") from error
+        path.chmod(0o600)
+        self._aio.tell(self._upstream.listens, path)
         return server
+
+    @staticmethod
+    def _heard(calls: Calls, upstream: Upstream, peer: str) -> None:
+        upstream.show_key(peer)
+        calls.touch()
 
 
 class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Lets callers with the key in, to every service of the server.
 
-    `heard` is called with each request that is none of METHODS: those are told of where they are answered.
+    `heard` is called with the client of each request that is none of METHODS: of those is told where they are answered.
     """
 
-    def __init__(self, authenticator: Authenticator, heard: Callable[[], None]) -> None:
+    def __init__(self, authenticator: Authenticator, heard: Callable[[str], None]) -> None:
         self._authenticator = authenticator
         self._heard = heard
 
@@ -110,17 +113,34 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             self._authenticator.check(authorization, x_api_key)
         except Unauthenticated as error:
             return grpc.stream_stream_rpc_method_handler(_refusal(error))
-        if details.method not in _PATHS:
-            self._heard()
-        return await continuation(details)
+        handler = await continuation(details)
+        return handler if details.method in _PATHS or handler is None else self._telling(handler)
+
+    def _telling(self, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
+        """The same handler, which says first whose request it has: the context alone knows."""
+        kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+        (kind,) = (kind for kind in kinds if getattr(handler, kind) is not None)
+        answer = getattr(handler, kind)
+
+        async def one(request: Any, context: Context) -> Any:
+            self._heard(context.peer())
+            return await answer(request, context)
+
+        async def many(request: Any, context: Context) -> AsyncIterator[Any]:
+            self._heard(context.peer())
+            async for reply in answer(request, context):
+                yield reply
+
+        return handler._replace(**{kind: many if inspect.isasyncgenfunction(answer) else one})
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Finds the handler of a call."""
 
-    def __init__(self, aio: Aio, calls: Calls) -> None:
+    def __init__(self, aio: Aio, calls: Calls, upstream: Upstream) -> None:
         self._aio = aio
         self._calls = calls
+        self._upstream = upstream
         self._by_path = {path: self._handler(method) for path, method in _PATHS.items()}
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
@@ -143,47 +163,53 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _watched(self, method: Method, body: bytes, context: Context) -> None:
         work = asyncio.ensure_future(self._call(method, body, context))
-        delivered = False
         try:
             reply = await _answered(asyncio.shield(work), context)
             await context.write(reply.body)
-            delivered = True
-        finally:
-            work.add_done_callback(partial(self._tell, delivered))
+        except BaseException:
+            work.add_done_callback(self._undelivered)
+            raise
+        if reply.delivered is not None:
+            # Before the end of the call is sent, so that the client cannot hang up before it is heard.
+            self._aio.tell(self._upstream.watch, context.peer(), reply.delivered)
 
     def _call(self, method: Method, body: bytes, context: Context) -> Coroutine[Any, Any, Reply]:
         """What was accepted goes on when the caller hangs up: to be shielded."""
         _, x_api_key = _credentials(context.invocation_metadata())
-        return self._aio.call(self._calls.unary, method, body, dialect(x_api_key))
+        return self._aio.call(self._unary_of, context.peer(), method, body, dialect(x_api_key))
 
-    def _tell(self, delivered: bool, work: asyncio.Future[Reply]) -> None:
-        """Tell whoever waits for it whether the reply was delivered. Where none was made, they know."""
+    async def _unary_of(self, peer: str, method: Method, body: bytes, spoken: Dialect) -> Reply:
+        self._upstream.show_key(peer)
+        return await self._calls.unary(method, body, spoken)
+
+    def _undelivered(self, work: asyncio.Future[Reply]) -> None:
+        """Tell whoever waits for it that the reply was not delivered. Where none was made, they know."""
         waiter = None if work.cancelled() or work.exception() else work.result().delivered
         if waiter is not None:
-            self._aio.tell(fire, waiter, delivered)
+            self._aio.tell(fire, waiter, False)
 
     async def _feed(self, method: Method, messages: AsyncIterator[bytes], context: Context) -> bytes:
         async def whole() -> bytes:
-            feed: OpenFeed = await self._aio.call(_opened, self._calls, method)
+            feed: OpenFeed = await self._aio.call(self._opened_by, context.peer(), method)
             await _carry(messages, lambda batch: self._aio.call(_fed, feed, batch))
             return await _lasting(self._aio.call(feed.finish))
 
         return await _answered(whole(), context)
 
+    async def _opened_by(self, peer: str, method: Method) -> OpenFeed:
+        self._upstream.show_key(peer)
+        return self._calls.open(method)
+
     async def _logs(self, _: bytes, context: Context) -> AsyncIterator[bytes]:
-        reader: LogReader = await self._aio.call(_reading, self._calls)
+        reader: LogReader = await self._aio.call(self._read_by, context.peer())
         await context.send_initial_metadata(())
         while True:
             for line in await self._aio.call(reader.next):
                 yield Log(detail=line).SerializeToString()
 
-
-async def _reading(calls: Calls) -> LogReader:
-    return calls.logs()
-
-
-async def _opened(calls: Calls, method: Method) -> OpenFeed:
-    return calls.open(method)
+    async def _read_by(self, peer: str) -> LogReader:
+        self._upstream.show_key(peer)
+        return self._calls.logs()
 
 
 async def _carry(messages: AsyncIterator[bytes], deliver: Callable[[list[bytes]], Coroutine[Any, Any, None]]) -> None:
@@ -267,9 +293,3 @@ def _refusal(fault: NodeError) -> Callable[[Any, Context], AsyncIterator[bytes]]
         yield b""
 
     return refuse
-
-
-def _address(host: str, port: int) -> str:
-    if not host:
-        return f"[::]:{port}"
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

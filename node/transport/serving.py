@@ -1,4 +1,4 @@
-"""Keeps a gRPC server on its port: when one fails, another takes its place. Runs in the asyncio thread."""
+"""Keeps a gRPC server on a socket: when one fails, another takes its place. Runs in the asyncio thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from node.logs import Logger
 
-# Seconds before each attempt to have the port again, first and longest. gRPC closes it in some milliseconds.
+# Seconds before each attempt to serve again, first and longest.
 FIRST_PAUSE = 0.02
 LAST_PAUSE = 5.0
 # Failed servers whose open calls may go on; of more the oldest one's are ended.
@@ -24,7 +24,7 @@ Server: TypeAlias = Any
 
 
 class Serving:
-    """One server at a time, made by `make`: bound to the port, not started yet.
+    """One server at a time, made by `make`: bound, not started yet.
 
     A stranger ends gRPC's serving loop with one call whose path is not UTF-8: gRPC decodes it outside any handler. A
     server that failed takes no more calls, but its open ones go on, so that no controller loses a stream by it.
@@ -42,7 +42,7 @@ class Serving:
         self._quiet_until = 0.0
 
     async def start(self) -> None:
-        """Serve. Raises `OSError` if the port cannot be had."""
+        """Serve. Raises `OSError` if there can be no socket."""
         asyncio.get_running_loop().set_exception_handler(self._complain)
         await self._serve()
         self._watch = asyncio.create_task(self._replace())
@@ -80,7 +80,7 @@ class Serving:
             await asyncio.sleep(pause)
             try:
                 await self._serve()
-            except Exception as error:  # noqa: BLE001 - whatever it is, a node without its port is worse
+            except Exception as error:  # noqa: BLE001 - whatever it is, a node without it is worse
                 if pause == LAST_PAUSE:
                     self.log.error("the gRPC server does not come back, next try in 5 s: {error}", error=str(error))
                 pause = min(2 * pause, LAST_PAUSE)

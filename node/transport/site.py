@@ -8,13 +8,12 @@ the time of a request (Twisted issues 4898 and 10191) and puts bodies over 100 k
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
-from twisted.internet.interfaces import IDelayedCall, IReactorTime, ITCPTransport
+from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 from twisted.web import http, server
 from twisted.web.http_headers import Headers
@@ -22,20 +21,11 @@ from twisted.web.resource import IResource
 
 from node.api.auth import Authenticator, Dialect, dialect
 from node.api.methods import MAX_BODY
+from node.door import connections
+from node.door.connections import Connection, Connections
+from node.door.delivery import queued, tcp
 from node.errors import Internal, InvalidRequest, NodeError, RequestTimeout, TooLarge
 from node.logs import Logger
-from node.transport.delivery import Deliveries, queued, tcp
-from node.transport.places import Places
-
-# Seconds in which a client that acknowledges nothing, or takes nothing, counts as gone (tcp(7), TCP_USER_TIMEOUT).
-DEAD_AFTER = 30
-
-_KEEP_ALIVE = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, DEAD_AFTER),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, DEAD_AFTER // 3),
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER * 1000),
-)
 
 # In every response.
 _EVERYWHERE = ((b"Server", b"txnode"), (b"Cache-Control", b"no-store"), (b"X-Content-Type-Options", b"nosniff"))
@@ -44,21 +34,10 @@ _logger = Logger()
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a client may take. Times are in seconds and absolute: what trickles in does not prolong them.
-
-    `deadline` is for the headers, of the first request together with TLS's handshake. `body_deadline` is from there to
-    the end of the body: 64 MiB in 120 s is a line of 4.5 Mbit/s, and no known client waits for longer than 30 s. `idle`
-    is for the time between two requests. `linger` is for a refused client: it may still send, so that a reset does not
-    destroy the answer before it is read.
-    """
+class Limits(connections.Limits):
+    """What a client of REST may take besides."""
 
     max_body: int = MAX_BODY
-    deadline: float = 10.0
-    body_deadline: float = 120.0
-    idle: float = 60.0
-    linger: float = 5.0
-    max_connections: int = 512
 
 
 def describe(error: NodeError, dialect: Dialect) -> tuple[bytes, bytes]:
@@ -109,45 +88,30 @@ class Request(server.Request):
 
 
 class Channel(http.HTTPChannel):
-    """One connection. Its one timer is armed for whatever is awaited from the client; none runs while we answer.
-
-    `known`: the client has shown the key. `idle`: all its requests are answered.
-    """
+    """One connection, from its first byte on."""
 
     site: Site
     transport: Any
-    known = False
-    idle = False
-    _timer: IDelayedCall | None = None
+    connection: Connection
     _heard = False
     _closing = False
 
     def connectionMade(self) -> None:
         super().connectionMade()
-        if self.site.places.admit(self):
-            _notice_death(self.transport)
-            self._arm(self.site.limits.deadline, self._late)
-        else:
-            self.cut()
-
-    def cut(self) -> None:
-        """End the connection at once, without a word."""
-        self._closing = True
-        self._disarm()
-        self.transport.abortConnection()
+        self.connection = self.site.connections.enter(self.transport)
+        self.connection.arm_instead(self._late)
 
     def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
-        self._disarm()
-        self.site.places.leave(self)
+        self.connection.leave()
         super().connectionLost(reason)
         self.site.deliveries.lost(self.transport, reason)
 
     def dataReceived(self, data: bytes) -> None:
         self._heard = True
-        if self._closing:
+        if self._closing or self.connection.over:
             return
-        if self.idle:
-            self._arm(self.site.limits.deadline, self._late)
+        if self.connection.idle:
+            self.connection.arm(self.site.limits.deadline, self._late)
         super().dataReceived(data)
 
     def lineLengthExceeded(self, line: bytes) -> None:
@@ -168,9 +132,9 @@ class Channel(http.HTTPChannel):
         except NodeError as error:
             self._refuse(error, limits.linger)
             return
-        self.known = True
+        self.connection.known = True
         self.site.heard()
-        self._arm(limits.body_deadline, self._late)
+        self.connection.arm(limits.body_deadline, self._late)
         if self.length is not None and self.length > limits.max_body:
             self.refuse_body()
         else:
@@ -178,12 +142,11 @@ class Channel(http.HTTPChannel):
 
     def allContentReceived(self) -> None:
         if not self._closing:
-            self._disarm()
+            self.connection.disarm()
             super().allContentReceived()
 
     def requestDone(self, request: http.Request) -> None:
-        self._arm(self.site.limits.idle, self._rested, idle=True)
-        self.site.places.rests(self)
+        self.connection.rest(self._rested)
         super().requestDone(request)
 
     def refuse_body(self) -> None:
@@ -199,7 +162,7 @@ class Channel(http.HTTPChannel):
     def loseConnection(self) -> None:
         """Everything is answered. A client that takes neither the rest nor its leave is cut off in the end."""
         self._closing = True
-        self._arm(self.site.limits.body_deadline, self.transport.abortConnection)
+        self.connection.arm(self.site.limits.body_deadline, self.transport.abortConnection)
         super().loseConnection()
 
     def _rested(self) -> None:
@@ -207,14 +170,14 @@ class Channel(http.HTTPChannel):
         delivered = not queued(tcp(self.transport))
         self.loseConnection()
         if delivered:
-            self._arm(self.site.limits.linger, self.transport.abortConnection, idle=True)
+            self.connection.arm(self.site.limits.linger, self.transport.abortConnection, idle=True)
 
     def _respondToBadRequestAndDisconnect(self) -> None:
         self._refuse(InvalidRequest("this is not a request that HTTP/1.1 allows"), self.site.limits.linger)
 
     def _late(self) -> None:
         if not self._heard:  # not even TLS may be there to say farewell to
-            self.cut()
+            self.connection.cut()
             return
         error = RequestTimeout("the request did not arrive in time: its headers or its body are incomplete")
         self._refuse(error, self.site.limits.linger)
@@ -227,7 +190,7 @@ class Channel(http.HTTPChannel):
         self._answer(error)
         self.requests.clear()  # with what there is of a body
         self.clearLineBuffer()
-        self._arm(linger, self.transport.abortConnection)
+        self.connection.arm(linger, self.transport.abortConnection)
         self.transport.unregisterProducer()
         half_close = self.transport.loseConnection if self.isSecure() else self.transport.loseWriteConnection
         half_close()
@@ -240,16 +203,6 @@ class Channel(http.HTTPChannel):
         self.writeHeaders(b"HTTP/1.1", b"%d" % error.http, http.RESPONSES[error.http], headers)
         self.write(body)
         self.site.log_refusal(self, error)
-
-    def _arm(self, seconds: float, action: Callable[[], None], idle: bool = False) -> None:
-        self._disarm()
-        self.idle = idle
-        self._timer = self.site.reactor.callLater(seconds, action)
-
-    def _disarm(self) -> None:
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
-        self._timer = None
 
 
 class Site(server.Site):
@@ -274,8 +227,8 @@ class Site(server.Site):
         super().__init__(resource, reactor=reactor, timeout=None, parsePOSTFormSubmission=False)
         self.authenticator = authenticator
         self.limits = limits or Limits()
-        self.places: Places[Channel] = Places(reactor, self.limits.max_connections)
-        self.deliveries = Deliveries(reactor)
+        self.connections = Connections(reactor, self.limits)
+        self.deliveries = self.connections.deliveries
         self._log_requests = log_requests
         self.heard = heard
 
@@ -302,20 +255,8 @@ class Site(server.Site):
             peer = channel.getPeer()
             _logger.debug("refused {peer}: {status} {code}", peer=peer, status=error.http, code=error.code)
 
-    def disconnect(self) -> None:
-        """End every connection, for the node's own end: log streams never end by themselves."""
-        self.deliveries.close()
-        for channel in tuple(self.places):
-            channel.transport.abortConnection()
-
 
 def _credentials(request: http.Request) -> list[list[str]]:
     """The values of `Authorization`, and those of `x-api-key`."""
     values = (request.requestHeaders.getRawHeaders(name, []) for name in (b"Authorization", b"X-API-Key"))
     return [[value.decode("utf-8", "surrogateescape") for value in given] for given in values]
-
-
-def _notice_death(transport: Any) -> None:
-    """Have the kernel end the connection when the client is gone without a word."""
-    for option in _KEEP_ALIVE if ITCPTransport.providedBy(tcp(transport)) else ():
-        tcp(transport).getHandle().setsockopt(*option)

@@ -26,13 +26,17 @@ context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
 context.set_alpn_protocols(["h2"])
 while True:
     print("a round", flush=True)
+    shaken = False
     for number in range(11):
         try:
             with socket.create_connection(address, 5) as link:
                 if number == 10:
                     context.wrap_socket(link).close()
+                    shaken = True
         except OSError:
             pass
+    if not shaken:
+        print("no hands were shaken", flush=True)
 """
 
 
@@ -40,12 +44,13 @@ while True:
 def knocking(port: int, processes: int = 2) -> Iterator[Callable[[], int]]:
     """Processes that connect to the port all the time inside the block, and say nothing or no more than a handshake.
 
-    Yields a function that tells how many rounds each of them has done.
+    Yields a function that tells how many rounds each of them has done. Raises `AssertionError` if a handshake failed.
     """
     with ExitStack() as stack:
         argv = [sys.executable, "-ISc", _KNOCK, str(port)]
         children = [stack.enter_context(Child(argv, {"PATH": os.defpath})) for _ in range(processes)]
         yield lambda: min(len(child.lines) for child in children)
+        assert not [line for child in children for line in child.lines if line != "a round"]
 
 
 # Connections of both kinds to each port: silent, and with TLS and a byte now and then. Tells when all are there, and

@@ -60,8 +60,8 @@ class Wire:
 class GrpcWire(Wire):
     """A gRPC client that opens its window no further than it is told."""
 
-    def __init__(self, port: int, pem: str, window: int = 65_535) -> None:
-        super().__init__(port, pem, "h2")
+    def __init__(self, port: int, pem: str, window: int = 65_535, receive: int = 0) -> None:
+        super().__init__(port, pem, "h2", receive=receive)
         self.http = H2Connection(H2Configuration(client_side=True))
         self.http.initiate_connection()
         if window > 65_535:

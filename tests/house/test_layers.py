@@ -26,7 +26,8 @@ ROOMS: dict[str, set[str]] = {
         *("node.backend", "node.contract", "node.machine", "node.state", "node.traffic"),
         *("node", "node.errors", "node.logs", "node.periodic", "node.reactor", "node.waiting"),
     },
-    "node.transport": {"node.api", "node.aio", "node.errors", "node.logs", "node.periodic", "node.waiting"},
+    "node.door": {"node.logs", "node.periodic", "node.waiting"},
+    "node.transport": {"node.api", "node.door", "node.aio", "node.errors", "node.logs", "node.waiting"},
     "node.client": {"node.api", "node.aio", "node.errors", "node.logs"},
     "drivers": {"node.contract", "node.errors"},
     "drivers.install": {"drivers.process.leash"},
@@ -161,7 +162,7 @@ def test_no_circles() -> None:
 
 def test_transports_do_not_know_each_other() -> None:
     """REST and gRPC share what is behind them, nothing else."""
-    rest = {"node.transport.rest", "node.transport.site", "node.transport.places", "node.transport.delivery"}
+    rest = {"node.transport.rest", "node.transport.site"}
     rpc = {"node.transport.rpc", "node.transport.serving"}
     for one, other in ((rest, rpc), (rpc, rest)):
         assert not {target for name in one for target in own_imports(name)} & other
@@ -252,7 +253,7 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.way"}
         (["treq"], {"node.client.rest"}),
         (
             ["grpc", "grpc_health", "grpc_reflection"],
-            {"node.aio", "node.transport.rpc", "node.transport.tls", "node.client.rpc"} | API,
+            {"node.aio", "node.transport.rpc", "node.client.rpc"} | API,
         ),
         (["psutil"], {"node.machine.memory", "node.machine.system", "node.certificate", "drivers.process.orphans"}),
         (["subprocess"], {"drivers.install.install", "drivers.install.wheels"}),

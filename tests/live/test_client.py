@@ -41,7 +41,7 @@ from scripts.staging.transports import raw
 from scripts.staging.users import TestUser
 from tests.harness.relay import Relay
 from tests.live.test_log_streams import NUMBERED, node_with
-from tests.node.transport.test_tls import chain_of_three
+from tests.node.door.test_tls import chain_of_three
 
 T = TypeVar("T")
 Work = Callable[[Client], Coroutine[Any, Any, T]]

@@ -254,18 +254,18 @@ def test_second_node_in_the_state(place: Place) -> None:
 
 @pytest.mark.parametrize("protocol", ["rest", "grpc", "REST", ""], ids=["rest", "grpc", "upper", "alone"])
 def test_service_port(place: Place, protocol: str) -> None:
-    """SERVICE_PORT serves SERVICE_PROTOCOL, gRPC without one, and the other interface is off."""
+    """SERVICE_PORT, for SERVICE_PROTOCOL or gRPC without one, is the one port that is open, and serves both."""
     port = free_port()
     with place.node(SERVICE_PROTOCOL=protocol, SERVICE_PORT=str(port), REST_PORT="", GRPC_PORT="") as node:
         assert _listening(node.pid) == {port}
         address = Address("127.0.0.1", port, port, place.pair.certificate.read_text())
-        controller = RestController(address) if protocol.lower() == "rest" else RpcController(address)
-        assert controller.info().version
-        controller.close()
+        for controller in (RestController(address), RpcController(address)):
+            assert controller.info().version
+            controller.close()
 
 
 def test_service_port_and_the_other(place: Place) -> None:
-    """The other interface is on as well where its own port is set."""
+    """The other port is open as well where it is set by its own name."""
     port = free_port()
     with place.node(SERVICE_PROTOCOL="grpc", SERVICE_PORT=str(port), GRPC_PORT="") as node:
         assert _listening(node.pid) == {port, place.rest_port}

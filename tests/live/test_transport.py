@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import ssl
+import stat
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+import psutil
 import pytest
 from grpclib.client import Channel, StreamUnaryMethod, UnaryStreamMethod, UnaryUnaryMethod
 from grpclib.const import Status
@@ -36,7 +38,7 @@ from scripts.staging.rpc import Rpc
 from scripts.staging.transports import raw
 from scripts.staging.users import TestUser
 from scripts.staging.wait import until
-from tests.conftest import control
+from tests.conftest import TRANSPORTS, control
 
 VLESS = Kind("vless-raw", vless(), raw())
 BACKEND = backend([VLESS.inbound(free_port(), "in")])
@@ -91,13 +93,10 @@ def der(pem: Path) -> bytes:
 # TLS
 
 
-_REFUSALS = {"rest": "TLSV1_ALERT_PROTOCOL_VERSION", "grpc": "UNEXPECTED_EOF_WHILE_READING"}
-
-
 @each_port
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1], ids=["1.0", "1.1"])
 def test_old_versions(node: NodeProcess, transport: str, version: ssl.TLSVersion) -> None:
-    """A client that speaks no more than TLS 1.1 is refused by the node: REST says why, gRPC hangs up."""
+    """A client that speaks no more than TLS 1.1 is refused by the node, which says why."""
     context = trusting(node, "h2", "http/1.1")
     context.set_ciphers("ALL:@SECLEVEL=0")
     with warnings.catch_warnings():
@@ -106,7 +105,7 @@ def test_old_versions(node: NodeProcess, transport: str, version: ssl.TLSVersion
     with pytest.raises(ssl.SSLError) as refused, connected(port_of(node, transport), context):
         pass
     # Any other reason would be the client's own.
-    assert refused.value.reason == _REFUSALS[transport]
+    assert refused.value.reason == "TLSV1_ALERT_PROTOCOL_VERSION"
 
 
 @each_port
@@ -167,13 +166,13 @@ def all_of(link: socket.socket) -> bytes:
         ((), None),
         (("http/1.1",), "http/1.1"),
         (("h2", "http/1.1"), "http/1.1"),
-        (("h2",), None),
+        (("h2",), "h2"),
         (("spdy/3", "h3"), None),
     ],
     ids=["none", "http", "both", "h2", "others"],
 )
 def test_rest_is_http_1(node: NodeProcess, offered: tuple[str, ...], chosen: str | None) -> None:
-    """REST is HTTP/1.1, chosen where it is offered; who offers other protocols alone is answered all the same."""
+    """Where HTTP/1.1 is offered it is chosen; who offers others alone, and speaks it then, is answered all the same."""
     with connected(node.rest_port, trusting(node, *offered)) as secure:
         assert secure.selected_alpn_protocol() == chosen
         secure.sendall(b"GET /info HTTP/1.1\r\nHost: node\r\nx-api-key: %s\r\n\r\n" % node.key.encode())
@@ -187,6 +186,44 @@ def test_grpc_is_http_2(node: NodeProcess) -> None:
     """gRPC chooses HTTP/2."""
     with connected(node.grpc_port, trusting(node, "h2", "http/1.1")) as secure:
         assert secure.selected_alpn_protocol() == "h2"
+
+
+def test_both_protocols_on_each_port(node: NodeProcess) -> None:
+    """One open port is enough: the other one serves this protocol as well, and both kinds of streams."""
+    swapped = Pinned(node.host, node.grpc_port, node.rest_port, node.key, node.pem)
+    for transport in TRANSPORTS.values():
+        controller: RestController | RpcController = transport(swapped)  # type: ignore[arg-type]
+        with contextlib.closing(controller), controller.logs() as reader:
+            assert controller.info().version
+            until(lambda: reader.lines, what="the stream is open")
+
+
+def test_the_server_behind_is_nobody_elses(node: NodeProcess) -> None:
+    """gRPC listens on a unix socket of the node's user alone, and on no port."""
+    assert stat.S_IMODE(behind(node).stat().st_mode) == 0o600
+    links = psutil.Process(node.pid).net_connections("inet")
+    assert {link.laddr.port for link in links if link.status == "LISTEN"} == {node.rest_port, node.grpc_port}
+
+
+def behind(node: NodeProcess) -> Path:
+    """The socket of gRPC's server."""
+    links = psutil.Process(node.pid).net_connections("unix")
+    (path,) = {path for link in links if (path := Path(str(link.laddr))).name.startswith("grpc.")}
+    return path
+
+
+def test_a_socket_that_was_left(tmp_path: Path) -> None:
+    """A node that was killed leaves its socket, and the next one is not disturbed by it."""
+    node = NodeProcess(tmp_path)
+    with node:
+        left = behind(node)
+        other = left.with_name("grpc.77")
+        left.rename(other)
+        node.kill()
+        assert other.exists()
+        node.start()
+        assert RpcController(node).info().version
+        assert not other.exists()
 
 
 # The certificate that the node makes, pinned

@@ -126,8 +126,8 @@ class RestCase(TestCase):
 
     async def tearDown(self) -> None:  # type: ignore[override]
         await self.port.stopListening()
-        self.site.disconnect()
-        await until(lambda: not self.site.places)
+        self.site.connections.disconnect()
+        await until(lambda: not self.site.connections)
 
     def send(self, verb: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> Deferred[Any]:
         url = f"http://127.0.0.1:{self.port.getHost().port}{path}"
@@ -326,7 +326,7 @@ class HangUpTests(RestCase):
             await until(lambda: self.backend.heard)
             answer.cancel()
             await self.assertFailure(answer, Exception)
-            await until(lambda: not self.site.places)
+            await until(lambda: not self.site.connections)
             self.backend.hold = None
             hold.callback(None)
             await until(lambda call=call: call in self.backend.finished)  # type: ignore[misc]
@@ -338,6 +338,6 @@ class HangUpTests(RestCase):
         await until(lambda: self.backend.heard)
         answer.cancel()
         await self.assertFailure(answer, Exception)
-        await until(lambda: not self.site.places)
+        await until(lambda: not self.site.connections)
         hold.errback(RuntimeError("late"))
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)

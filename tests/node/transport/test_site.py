@@ -26,10 +26,11 @@ from zope.interface import implementer
 
 from node.api.auth import Authenticator
 from node.api.calls import Calls
+from node.door.connections import DEAD_AFTER
+from node.door.tls import REST_FIRST, Certificates
 from node.logs import COALESCE, LogRing
 from node.transport.rest import HEARTBEAT, make_app
-from node.transport.site import DEAD_AFTER, Limits, Site
-from node.transport.tls import Certificates
+from node.transport.site import Limits, Site
 from scripts.staging import certs
 from tests.node.transport.test_rest import FakeBackend
 
@@ -121,11 +122,11 @@ class SiteCase(TestCase):
 
     async def leave(self) -> None:
         await self.port.stopListening()
-        self.site.disconnect()
+        self.site.connections.disconnect()
         for client in self.clients:
             if not client.closed:
                 client.transport.abortConnection()  # type: ignore[union-attr]
-        await until(lambda: not self.site.places and all(client.closed for client in self.clients))
+        await until(lambda: not self.site.connections and all(client.closed for client in self.clients))
 
     async def connect(self, tls: Any = None) -> Client:
         client = Client()
@@ -328,9 +329,9 @@ class DeadlineTests(SiteCase):
         clock = Clock()
         site = self.serve(clock=clock)
         client = await self.connect()
-        await until(lambda: site.places)
+        await until(lambda: site.connections)
         clock.advance(9)
-        self.assertTrue(site.places)
+        self.assertTrue(site.connections)
         clock.advance(2)
         await until(lambda: client.ended)
         self.assertEqual(client.received, b"")
@@ -343,12 +344,12 @@ class DeadlineTests(SiteCase):
         for n in range(3):
             client.send(head(b"GET /%d" % n, BEARER))
             await until(client.holds(b"seen /%d" % n))
-            clock.advance(59)
-        self.assertTrue(site.places)
+            clock.advance(119)
+        self.assertTrue(site.connections)
         clock.advance(2)
         await until(lambda: client.ended)
         self.assertEqual(client.received.count(b"HTTP/1.1"), 3)
-        await until(lambda: not site.places)
+        await until(lambda: not site.connections)
         self.assertEqual(clock.getDelayedCalls(), [])
 
 
@@ -358,7 +359,7 @@ class ConnectionTests(SiteCase):
     async def test_strangers_go_first(self) -> None:
         """When all places are taken the oldest stranger's is given away, not that of a known client; one line tells."""
         self.serve(Limits(max_connections=3))
-        warnings = self.watch(LogLevel.warn, "node.transport.places")
+        warnings = self.watch(LogLevel.warn, "node.door.places")
         known = await self.connect()
         await self.ask(known)
         strangers = [await self.admitted(count) for count in (2, 3)]
@@ -400,7 +401,7 @@ class ConnectionTests(SiteCase):
     async def admitted(self, count: int) -> Client:
         """A client that says nothing and has a place: there are so many then."""
         client = await self.connect()
-        await until(lambda: len(self.site.places) == count)
+        await until(lambda: len(self.site.connections) == count)
         return client
 
     async def ask(self, client: Client) -> None:
@@ -435,8 +436,8 @@ class ConnectionTests(SiteCase):
         """The kernel is asked to look after every connection."""
         site = self.serve()
         await self.connect()
-        await until(lambda: site.places)
-        (channel,) = site.places
+        await until(lambda: site.connections)
+        (channel,) = site.connections
         self.check_keep_alive(channel.transport.getHandle())
 
     async def test_tls(self) -> None:
@@ -449,7 +450,7 @@ class ConnectionTests(SiteCase):
         client.send(head(b"GET /a", BEARER))
         await until(client.holds(b"seen /a"))
         self.assertEqual(client.transport.negotiatedProtocol, b"http/1.1")  # type: ignore[union-attr]
-        (channel,) = site.places
+        (channel,) = site.connections
         self.assertIsInstance(channel.transport, ProtocolWrapper)
         self.check_keep_alive(channel.transport.transport.getHandle())
 
@@ -462,24 +463,24 @@ class ConnectionTests(SiteCase):
         await until(lambda: stubborn.transport.negotiatedProtocol)  # type: ignore[union-attr]
         stubborn.send(head(b"POST /a", b"Content-Length: 60000000"))
         stubborn.transport.transport.pauseProducing()  # type: ignore[union-attr]
-        await until(lambda: any(channel._closing for channel in site.places))
+        await until(lambda: any(one._action == one.transport.abortConnection for one in site.connections))
         clock.advance(5)
-        await until(lambda: len(site.places) == 1)
+        await until(lambda: len(site.connections) == 1)
         stubborn.transport.transport.resumeProducing()  # type: ignore[union-attr]
 
         for tls in (None, client_tls):
             silent = await self.connect(tls)
             await until(lambda tls=tls, silent=silent: not tls or silent.transport.negotiatedProtocol)  # type: ignore[misc]
-            await until(lambda: len(site.places) == 2)
+            await until(lambda: len(site.connections) == 2)
             silent.transport.pauseProducing()  # type: ignore[union-attr]
             clock.advance(10)
-            await until(lambda: len(site.places) == 1)
+            await until(lambda: len(site.connections) == 1)
 
         client.transport.pauseProducing()  # type: ignore[union-attr]
-        clock.advance(60)
-        self.assertEqual(len(site.places), 1)
+        clock.advance(120)
+        self.assertEqual(len(site.connections), 1)
         clock.advance(5)
-        await until(lambda: not site.places)
+        await until(lambda: not site.connections)
 
     async def test_h2_alone(self) -> None:
         """A client that offers only HTTP/2 and then speaks HTTP/1.1 is served."""
@@ -497,7 +498,7 @@ class ConnectionTests(SiteCase):
             certificates = Certificates(made.certificate, made.key)
             certificates.load()
         client = optionsForClientTLS("localhost", trustRoot=trust, acceptableProtocols=offered)
-        return certificates.context_factory, client
+        return certificates.context_factory(REST_FIRST), client
 
     def check_keep_alive(self, handle: socket.socket) -> None:
         self.assertEqual(handle.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), 1)
@@ -593,7 +594,7 @@ class LogStreamTests(SiteCase):
             client = await self.open(credential)
             await until(lambda: self.ring._waiting)
             client.transport.loseConnection()  # type: ignore[union-attr]
-            await until(lambda: not self.site.places)
+            await until(lambda: not self.site.connections)
             self.assertEqual(self.ring._waiting, [])
             self.assertEqual(self.clock.getDelayedCalls(), [])
 
@@ -619,7 +620,7 @@ class LogStreamTests(SiteCase):
         for n in range(6):
             self.extend(*(f"{n}-{m} " + "x" * 30_000 for m in range(100)))
         slow.transport.abortConnection()  # type: ignore[union-attr]
-        await until(lambda: not self.site.places)
+        await until(lambda: not self.site.connections)
         self.assertEqual(self.ring._waiting, [])
         self.clock.advance(COALESCE)
         self.assertEqual(self.clock.getDelayedCalls(), [])

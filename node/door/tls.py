@@ -1,11 +1,11 @@
-"""The certificate chain and key from their two files, in the form that each server takes, reloaded without a restart.
+"""The certificate chain and key from their two files, reloaded without a restart.
 
 Whoever connects gets the pair that is current at that moment; open connections keep theirs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,10 +29,13 @@ from zope.interface import implementer
 from node.logs import Logger
 from node.periodic import Periodic
 
-_HTTP_1_1 = b"http/1.1"
-_CURVES = ("secp256r1", "secp384r1", "secp521r1")  # gRPC's TLS library takes no others (run)
+# The protocols, for a port that both are served on: the first that a client offers is chosen.
+REST_FIRST = (b"http/1.1", b"h2")
+GRPC_FIRST = (b"h2", b"http/1.1")
+_CURVES = ("secp256r1", "secp384r1", "secp521r1")  # gRPC's clients take no others (run)
 
 PrivateKey = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey | rsa.RSAPrivateKey
+Protocols = tuple[bytes, ...]
 Stamp = tuple[tuple[int, ...] | None, ...]
 
 
@@ -53,11 +56,10 @@ class Pair:
 
 @dataclass(frozen=True, repr=False)
 class _Served:
-    """What new connections get: one value, replaced as a whole, so that gRPC's thread needs no lock to read it."""
+    """What new connections get, by the order of protocols."""
 
     pair: Pair
-    context: SSL.Context
-    grpc: Any
+    contexts: dict[Protocols, SSL.Context]
 
 
 def read_pair(cert_file: Path, key_file: Path) -> Pair:
@@ -116,13 +118,17 @@ def _spki(key: Any) -> bytes:
     return spki
 
 
-def _choose(_: SSL.Connection, offered: Sequence[bytes]) -> Any:
-    """HTTP/1.1 or nothing. Deployed clients offer h2 alone and then speak HTTP/1.1: they must get a connection."""
-    return _HTTP_1_1 if _HTTP_1_1 in offered else SSL.NO_OVERLAPPING_PROTOCOLS
+def _chooser(protocols: Protocols) -> Callable[[SSL.Connection, Sequence[bytes]], Any]:
+    """The first of these that is offered, or nothing: whoever offers others alone gets a connection all the same."""
+
+    def choose(_: SSL.Connection, offered: Sequence[bytes]) -> Any:
+        return next((name for name in protocols if name in offered), SSL.NO_OVERLAPPING_PROTOCOLS)
+
+    return choose
 
 
 class _Context(SSL.Context):
-    """A context whose choice of protocol stays ours: older Twisteds put the Site's into it at every connection."""
+    """A context whose choice of protocol stays ours: some Twisteds put a factory's into it at every connection."""
 
     def set_alpn_select_callback(self, callback: Any) -> None:
         pass
@@ -131,11 +137,11 @@ class _Context(SSL.Context):
         pass
 
 
-def _context(pair: Pair, cert_file: Path) -> SSL.Context:
+def _context(pair: Pair, cert_file: Path, protocols: Protocols) -> SSL.Context:
     context = _Context(SSL.TLS_SERVER_METHOD)
     context.set_min_proto_version(SSL.TLS1_2_VERSION)
     context.set_mode(SSL.MODE_RELEASE_BUFFERS)  # log streams are idle for hours
-    SSL.Context.set_alpn_select_callback(context, _choose)
+    SSL.Context.set_alpn_select_callback(context, _chooser(protocols))
     own, *intermediates = x509.load_pem_x509_certificates(pair.chain)
     key = load_pem_private_key(pair.key, None)
     assert isinstance(key, PrivateKey)
@@ -149,12 +155,6 @@ def _context(pair: Pair, cert_file: Path) -> SSL.Context:
     # For 1.2; those of 1.3 are all good. Last, because pyOpenSSL counts the context as used from here on.
     context.set_cipher_list(b"ECDHE+AESGCM:ECDHE+CHACHA20")
     return context
-
-
-def _grpc_configuration(pair: Pair) -> Any:
-    import grpc  # late: node.aio sets up the environment that gRPC reads at its import
-
-    return grpc.ssl_server_certificate_configuration([(pair.key, pair.chain)])
 
 
 class Certificates:
@@ -176,7 +176,8 @@ class Certificates:
         try:
             pair = read_pair(self._cert_file, self._key_file)
             if self._served is None or pair != self._served.pair:
-                self._served = _Served(pair, _context(pair, self._cert_file), _grpc_configuration(pair))
+                orders = (REST_FIRST, GRPC_FIRST)
+                self._served = _Served(pair, {order: _context(pair, self._cert_file, order) for order in orders})
         except BadPair:
             self._seen = stamp
             raise
@@ -205,17 +206,9 @@ class Certificates:
             raise RuntimeError("no certificate was loaded: call load() first")
         return self._served
 
-    @property
-    def context_factory(self) -> ContextFactory:
-        """For `reactor.listenSSL`, `SSL4ServerEndpoint` and `TLSMemoryBIOFactory`."""
-        return ContextFactory(self)
-
-    def grpc_credentials(self) -> Any:
-        """`grpc.ServerCredentials` for `add_secure_port`, of `grpc.server` and `grpc.aio.server`."""
-        import grpc
-
-        fetcher = _Fetcher(self)
-        return grpc.dynamic_ssl_server_credentials(fetcher.given.grpc, fetcher)
+    def context_factory(self, protocols: Protocols) -> ContextFactory:
+        """For `TLSMemoryBIOFactory`."""
+        return ContextFactory(self, protocols)
 
     def _stamp(self) -> Stamp:
         return tuple(_file_stamp(file) for file in (self._cert_file, self._key_file))
@@ -226,24 +219,6 @@ class Certificates:
             self.log.info("serving {file}, valid until {end}", file=str(self._cert_file), end=str(end))
         else:
             self.log.warn("{file} expired at {end}: clients will refuse it", file=str(self._cert_file), end=str(end))
-
-
-class _Fetcher:
-    """Tells one server's gRPC, at every connection and on a thread of its own, whether there is a new configuration.
-
-    gRPC frees what the old one stands for while other threads may be using it: it is given one only if it changed.
-    """
-
-    def __init__(self, certificates: Certificates) -> None:
-        self._certificates = certificates
-        self.given = certificates.current
-
-    def __call__(self) -> Any:
-        current = self._certificates.current
-        if current is self.given:
-            return None
-        self.given = current
-        return current.grpc
 
 
 def _file_stamp(file: Path) -> tuple[int, ...] | None:
@@ -259,11 +234,12 @@ def _file_stamp(file: Path) -> tuple[int, ...] | None:
 class ContextFactory:
     """Gives every TCP connection the certificate that is current when it comes in."""
 
-    def __init__(self, certificates: Certificates) -> None:
+    def __init__(self, certificates: Certificates, protocols: Protocols) -> None:
         self._certificates = certificates
+        self._protocols = protocols
 
     def serverConnectionForTLS(self, tlsProtocol: object) -> SSL.Connection:  # noqa: N803 - the interface's name
-        return SSL.Connection(self._certificates.current.context, None)
+        return SSL.Connection(self._certificates.current.contexts[self._protocols], None)
 
 
 class CertificateWatch(Service):

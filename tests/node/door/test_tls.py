@@ -1,21 +1,16 @@
-"""TLS over loopback: a Twisted listener with a Site, and a gRPC server, each with the same pair."""
+"""TLS over loopback: a Twisted listener with a Site, and the pair of files that it serves."""
 
 from __future__ import annotations
 
-import os
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-
-import grpc
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -37,8 +32,8 @@ from twisted.web.resource import Resource
 from twisted.web.server import Site
 
 from node.certificate import ensure
-from node.transport import tls
-from node.transport.tls import BadPair, Certificates, CertificateWatch, read_pair
+from node.door import tls
+from node.door.tls import REST_FIRST, BadPair, Certificates, CertificateWatch, read_pair
 from scripts.staging.ports import free_port
 
 pytestmark = pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated")
@@ -179,7 +174,7 @@ class TwistedTests(TestCase):
         from twisted.internet import reactor
 
         port = free_port()
-        endpoint = SSL4ServerEndpoint(reactor, port, certificates.context_factory, interface="127.0.0.1")
+        endpoint = SSL4ServerEndpoint(reactor, port, certificates.context_factory(REST_FIRST), interface="127.0.0.1")
         listening = await endpoint.listen(EagerSite(Hello()))
         self.addCleanup(listening.stopListening)
         return port
@@ -197,23 +192,25 @@ class TwistedTests(TestCase):
         await self.off(accept, port, pem, ["http/1.1"], ssl.TLSVersion.TLSv1_3, "TLSv1.3")
 
     async def test_alpn(self) -> None:
-        """HTTP/1.1 is chosen wherever it is offered, h2 never, and who offers h2 alone gets HTTP/1.1 without ALPN."""
+        """The first protocol of the port's that is offered is chosen; none is needed for a connection."""
         port = await self.listen(self.files.certificates())
         pem = self.files.cert.read_bytes()
 
         def talk(alpn: list[str] | None) -> tuple[str | None, bytes]:
             with connect(port, client(pem, alpn)) as link:
-                return link.selected_alpn_protocol(), get(link)
+                chosen = link.selected_alpn_protocol()
+                return chosen, b"" if chosen == "h2" else get(link)
 
         offers: list[tuple[list[str] | None, str | None]] = [
             (None, None),
             (["http/1.1"], "http/1.1"),
             (["h2", "http/1.1"], "http/1.1"),
-            (["h2"], None),
+            (["h2"], "h2"),
             (["spdy/3"], None),
         ]
         for offered, chosen in offers:
-            self.assertEqual(await self.off(talk, offered), (chosen, b"HTTP/1.1 200 OK"), offered)
+            answer = b"" if chosen == "h2" else b"HTTP/1.1 200 OK"
+            self.assertEqual(await self.off(talk, offered), (chosen, answer), offered)
 
     async def test_the_whole_chain(self) -> None:
         """A client that knows the root alone verifies: the intermediate is served. Without it in the file, it fails."""
@@ -258,42 +255,6 @@ def files(tmp_path: Path) -> Files:
     return Files(tmp_path)
 
 
-def echo(request: bytes, _: grpc.ServicerContext) -> bytes:
-    return request
-
-
-@contextmanager
-def grpc_server(certificates: Certificates) -> Iterator[int]:
-    """A server with one method, `/t.T/Echo`, as the port that it listens on."""
-    server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
-    handlers = {"Echo": grpc.unary_unary_rpc_method_handler(echo)}
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("t.T", handlers)])
-    port: int = server.add_secure_port(f"127.0.0.1:{free_port()}", certificates.grpc_credentials())
-    server.start()
-    try:
-        yield port
-    finally:
-        server.stop(0).wait()
-
-
-@contextmanager
-def grpc_client(port: int, pem: bytes) -> Iterator[Callable[[bytes], bytes]]:
-    """The method, over a connection of its own that trusts `pem` alone."""
-    options = [("grpc.use_local_subchannel_pool", 1)]
-    with grpc.secure_channel(f"localhost:{port}", grpc.ssl_channel_credentials(pem), options) as channel:
-        method = channel.unary_unary("/t.T/Echo")
-        yield lambda body: method(body, timeout=TIMEOUT)
-
-
-def test_grpc_versions(files: Files) -> None:
-    """gRPC refuses a client for nothing but TLS 1.1, and serves the same one with 1.2 and 1.3."""
-    pem = files.cert.read_bytes()
-    with grpc_server(files.certificates()) as port:
-        refuse_1_1(port, pem, ["h2"], "EOF|PROTOCOL_VERSION")
-        accept(port, pem, ["h2"], ssl.TLSVersion.TLSv1_2, "TLSv1.2")
-        accept(port, pem, ["h2"], ssl.TLSVersion.TLSv1_3, "TLSv1.3")
-
-
 def test_the_client_of_these_tests_speaks_1_1(files: Files) -> None:
     """The refusals above are the servers': with one that allows TLS 1.1 the same client connects."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -304,45 +265,6 @@ def test_the_client_of_these_tests_speaks_1_1(files: Files) -> None:
         served = pool.submit(lambda: server.wrap_socket(listening.accept()[0], server_side=True).close())
         accept(listening.getsockname()[1], files.cert.read_bytes(), [], ssl.TLSVersion.TLSv1_1, "TLSv1.1")
         served.result(TIMEOUT)
-
-
-def test_grpc_serves_a_pinned_certificate_and_a_whole_chain(files: Files) -> None:
-    """A gRPC client gets its answer with the self-signed PEM pinned, and with a root whose intermediate is served."""
-    with grpc_server(files.certificates()) as port, grpc_client(port, files.cert.read_bytes()) as call:
-        assert call(b"one") == b"one"
-    root, middle, own, key = chain_of_three()
-    files.put(own + middle, key)
-    with grpc_server(files.certificates()) as port, grpc_client(port, root) as call:
-        assert call(b"two") == b"two"
-
-
-def test_grpc_reload(files: Files) -> None:
-    """An open channel outlives two reloads, which it could not if it had to connect again; new ones get the new."""
-    certificates = files.certificates()
-    old = files.cert.read_bytes()
-    with grpc_server(certificates) as port, grpc_client(port, old) as first:
-        assert first(b"before") == b"before"
-        for name in ("second", "third"):
-            new = files.fresh(name)
-            files.put(*new)
-            assert certificates.reload()
-            with grpc_client(port, new[0]) as other:
-                assert other(b"new") == b"new"
-        assert first(b"after") == b"after"
-        with grpc_client(port, old) as late, pytest.raises(grpc.RpcError) as refused:
-            late(b"late")
-        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-
-
-def test_grpc_after_a_bad_pair(files: Files) -> None:
-    """After a reload of a bad pair new channels get the old certificate."""
-    certificates = files.certificates()
-    with grpc_server(certificates) as port:
-        old = files.cert.read_bytes()
-        files.key.write_bytes(b"half a")
-        assert not certificates.reload()
-        with grpc_client(port, old) as call:
-            assert call(b"x") == b"x"
 
 
 def not_pem(files: Files) -> None:
@@ -403,9 +325,9 @@ def test_a_bad_pair_is_explained_and_not_served(files: Files, spoil: Callable[[F
 
 
 def test_nothing_is_served_before_it_is_loaded(files: Files) -> None:
-    """Credentials cannot be had before the first load."""
+    """There is nothing before the first load."""
     with pytest.raises(RuntimeError, match=r"call load\(\) first"):
-        Certificates(files.cert, files.key).grpc_credentials()
+        print(Certificates(files.cert, files.key).current)
 
 
 def test_a_key_is_not_shown(files: Files) -> None:

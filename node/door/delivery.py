@@ -103,6 +103,16 @@ class Deliveries:
                 failed.pop_all()
                 self._watch(transport, link, end, delivered)
 
+    def watch(self, transport: Any, delivered: Deferred[bool]) -> None:
+        """Fire `delivered` when it is known what became of all that was written to this transport."""
+        with ExitStack() as failed:
+            failed.callback(fire, delivered, False)
+            link = tcp(transport).getHandle().dup()
+            failed.callback(link.close)
+            end = written(transport)
+            failed.pop_all()
+            self._watch(transport, link, end, delivered)
+
     def lost(self, transport: Any, reason: Failure) -> None:
         """The connection of this transport is no more. Unless it was aborted, the kernel may still be delivering."""
         for delivery in [one for one, of in self._under_way.items() if of is transport]:

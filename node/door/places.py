@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from twisted.internet.interfaces import IReactorTime
@@ -15,12 +14,21 @@ _QUIET = 60.0
 
 
 class Connection(Protocol):
-    """`known`: it has shown the key. `idle`: all its requests are answered."""
+    """`known`: it has shown the key. `secured`: it has shaken hands. `idle`: all its requests are answered.
+
+    `network` is what counts as its address.
+    """
 
     @property
     def known(self) -> bool: ...
     @property
+    def secured(self) -> bool: ...
+    @property
     def idle(self) -> bool: ...
+    @property
+    def idle_since(self) -> float: ...
+    @property
+    def network(self) -> str: ...
     def cut(self) -> None:
         """End at once."""
 
@@ -29,13 +37,17 @@ C = TypeVar("C", bound=Connection)
 
 
 class Places(Generic[C]):
-    """The connections there are, strangers in the order of their coming, idle ones in that of their last reply."""
+    """The connections there are, in the order of their coming.
+
+    There are `size` of them, and of one address at most `strangers` that have not shown the key.
+    """
 
     log = Logger()
 
-    def __init__(self, reactor: IReactorTime, size: int) -> None:
+    def __init__(self, reactor: IReactorTime, size: int, strangers: int) -> None:
         self._reactor = reactor
         self._size = size
+        self._strangers = strangers
         self._taken: dict[C, None] = {}
         self._quiet_until = 0.0
 
@@ -47,30 +59,30 @@ class Places(Generic[C]):
 
     def admit(self, connection: C) -> bool:
         """Whether there is a place for one more, if need be that of one that is worth less."""
-        if len(self._taken) >= self._size:
+        spare = self._crowding(connection)
+        if spare is None and len(self._taken) >= self._size:
             self._warn()
             spare = self._spare()
             if spare is None:
                 return False
+        if spare is not None:
             self.leave(spare)
             spare.cut()
         self._taken[connection] = None
         return True
 
-    def rests(self, connection: C) -> None:
-        """It becomes idle: the last of those."""
-        if connection in self._taken:
-            self.leave(connection)
-            self._taken[connection] = None
-
     def leave(self, connection: C) -> None:
         self._taken.pop(connection, None)
 
+    def _crowding(self, newcomer: C) -> C | None:
+        """A stranger of the newcomer's address, if there are as many as may be."""
+        crowd = [one for one in self._taken if one.network == newcomer.network and not one.known]
+        return _stranger(crowd) if len(crowd) >= self._strangers else None
+
     def _spare(self) -> C | None:
-        """The oldest connection that never showed the key, else the one that has been idle for longest."""
-        strangers = (connection for connection in self._taken if not connection.known)
+        """A stranger, else the connection that has been idle for longest."""
         idle = (connection for connection in self._taken if connection.idle)
-        return next(chain(strangers, idle), None)
+        return _stranger(self._taken) or min(idle, key=lambda one: one.idle_since, default=None)
 
     def _warn(self) -> None:
         now = self._reactor.seconds()
@@ -79,3 +91,9 @@ class Places(Generic[C]):
                 "connection limit ({size}) reached: a new one ends a stranger's or an idle one", size=self._size
             )
         self._quiet_until = now + _QUIET
+
+
+def _stranger(connections: Iterable[C]) -> C | None:
+    """The oldest one that did not even shake hands, else the oldest that never showed the key."""
+    strangers = [connection for connection in connections if not connection.known]
+    return next((one for one in strangers if not one.secured), next(iter(strangers), None))

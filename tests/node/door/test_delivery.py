@@ -26,15 +26,17 @@ from node.aio import Aio
 from node.api.auth import Authenticator
 from node.api.calls import Calls
 from node.api.methods import SERVICE
+from node.door.connections import Connections, Limits
+from node.door.delivery import LAST_LOOK, Deliveries, Delivery, Progress, progress, written
+from node.door.entrance import Entrance
+from node.door.tls import GRPC_FIRST, REST_FIRST, Certificates
+from node.door.upstream import Upstream
 from node.logs import LogRing
-from node.transport.delivery import LAST_LOOK, Deliveries, Delivery, Progress, progress, written
 from node.transport.rest import make_app
 from node.transport.rpc import RpcServer
 from node.transport.site import Site
-from node.transport.tls import Certificates
 from protos.service_pb2 import Stat, StatResponse
 from scripts.staging import certs
-from scripts.staging.ports import free_port
 from tests.harness.wire import GrpcWire, Wire
 from tests.node.transport.test_rest import FakeBackend, until
 
@@ -191,14 +193,14 @@ class RestTests(DeliveryCase):
     def setUp(self) -> None:
         super().setUp()
         self.site = Site(make_app(self.calls), Authenticator(KEY), reactor)
-        factory = TLSMemoryBIOFactory(self.certificates.context_factory, False, self.site)
+        factory = TLSMemoryBIOFactory(self.certificates.context_factory(REST_FIRST), False, self.site)
         self.port = reactor.listenTCP(0, factory, interface="127.0.0.1")
         self.addCleanup(self.leave)
 
     async def leave(self) -> None:
         await self.port.stopListening()
-        self.site.disconnect()
-        await until(lambda: not self.site.places)
+        self.site.connections.disconnect()
+        await until(lambda: not self.site.connections)
 
     async def ask(self, reply: StatResponse, times: int = 1, header: bytes = b"") -> Wire:
         """A client that has sent its requests and read nothing."""
@@ -212,7 +214,7 @@ class RestTests(DeliveryCase):
 
     def below(self) -> Any:
         """The transport below TLS of the one connection."""
-        (channel,) = self.site.places
+        (channel,) = self.site.connections
         return channel.transport.transport
 
     async def test_whoever_reads_everything(self) -> None:
@@ -233,7 +235,7 @@ class RestTests(DeliveryCase):
                 self.assertEqual(await deferToThread(take_and_close, wire), reply.SerializeToString())
                 await until(lambda: self.told)
                 self.assertEqual(self.told, [True], (reply is BIG, header))
-                await until(lambda: not self.site.places)
+                await until(lambda: not self.site.connections)
 
     async def test_the_node_closes_when_it_was_asked_to(self) -> None:
         """A client that has the node close sees the end, without saying anything, when the reply is there."""
@@ -247,7 +249,7 @@ class RestTests(DeliveryCase):
         wire = await self.ask(BIG, header=b"Connection: close\r\n")
         await deferToThread(read_and, wire, 10_000, Wire.reset)
         await self.check_told(False)
-        await until(lambda: not self.site.places)
+        await until(lambda: not self.site.connections)
 
     async def test_a_connection_that_is_kept(self) -> None:
         """Two replies on one connection: the first is there, the second is lost with it."""
@@ -287,7 +289,7 @@ class RestTests(DeliveryCase):
         wire = await self.ask(SMALL)
         await until(lambda: self.backend.heard)
         await deferToThread(wire.close)
-        await until(lambda: not self.site.places)
+        await until(lambda: not self.site.connections)
         self.assertEqual(self.told, [])
         hold.callback(None)
         await self.check_told(False)
@@ -306,13 +308,13 @@ class RestTests(DeliveryCase):
         await deferToThread(wire.read, 10_000)
         self.assertEqual(self.told, [])
         await self.check_told(False)
-        await until(lambda: not self.site.places)
+        await until(lambda: not self.site.connections)
 
     async def test_the_node_stops(self) -> None:
         """What is not there by then was not delivered, and is told before the connections end."""
         await self.ask(BIG)
         await self.under_way()
-        self.site.disconnect()
+        self.site.connections.disconnect()
         await self.check_told(False)
 
     async def test_ends_within_each_other(self) -> None:
@@ -320,7 +322,7 @@ class RestTests(DeliveryCase):
         wire = await self.ask(SMALL)
         await deferToThread(wire.take)
         await until(lambda: self.told == [True])
-        (channel,) = self.site.places
+        (channel,) = self.site.connections
         deliveries, replies = self.site.deliveries, [heard(self.told), heard(self.told)]
         replies[0].addCallback(lambda _: deliveries.lost(channel.transport, Failure(ConnectionAborted())))
         for delivered in replies:
@@ -350,7 +352,7 @@ class RestTests(DeliveryCase):
         """`written` is what the other side receives in the end, to the byte, wherever Twisted keeps it meanwhile."""
         wire = await self.ask(SMALL)
         await deferToThread(wire.take)
-        (channel,) = self.site.places
+        (channel,) = self.site.connections
         for data in (b"x", b"x" * 1000, b"x" * 20_000_000):
             before = written(channel.transport)
             channel.transport.write(data)
@@ -366,7 +368,7 @@ class RestTests(DeliveryCase):
         wire = await self.ask(SMALL)
         await deferToThread(wire.take)
         await until(lambda: self.told == [True])
-        (channel,) = self.site.places
+        (channel,) = self.site.connections
         fake = SimpleNamespace(channel=channel, write=lambda _: None)
         Deliveries(reactor).write(fake, b"x", heard(self.told))
         await self.check_told(True, False)
@@ -376,7 +378,7 @@ class RestTests(DeliveryCase):
         wire = await self.ask(SMALL)
         await deferToThread(wire.take)
         await until(lambda: self.told == [True])
-        (channel,) = self.site.places
+        (channel,) = self.site.connections
 
         def fail(_: bytes) -> None:
             raise ConnectionError
@@ -398,17 +400,30 @@ def read_and(wire: Wire, size: int, leave: Callable[[Wire], None]) -> None:
 
 
 class GrpcTests(DeliveryCase):
-    """gRPC: written to the connection, every byte."""
+    """gRPC over the relay: acknowledged by the client's kernel, every byte."""
 
     async def setUp(self) -> None:  # type: ignore[override]
         super().setUp()
         self.aio = Aio(reactor)
         self.aio.startService()
         self.addCleanup(self.aio.stopService)
-        self.server = RpcServer(self.aio, self.calls, Authenticator(KEY))
-        self.port = free_port()
-        await self.aio.run(self.server.start("127.0.0.1", self.port, self.certificates.grpc_credentials))
+        directory = TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        upstream = Upstream(reactor, Path(directory.name))
+        self.server = RpcServer(self.aio, self.calls, Authenticator(KEY), upstream)
+        await self.aio.run(self.server.start())
         self.addCleanup(lambda: self.aio.run(self.server.stop()))
+        self.connections = Connections(reactor, Limits())
+        listening = Entrance(self.connections, None, upstream).listen(
+            reactor, 0, "127.0.0.1", self.certificates.context_factory(GRPC_FIRST)
+        )
+        self.port = listening.getHost().port
+        self.addCleanup(self.leave)
+        self.addCleanup(listening.stopListening)
+
+    async def leave(self) -> None:
+        self.connections.disconnect()
+        await until(lambda: not self.connections)
 
     async def test_a_fault_of_the_node(self) -> None:
         """A fault is INTERNAL without its text, which may hold secrets, and is in the log with its traceback."""
@@ -427,9 +442,9 @@ class GrpcTests(DeliveryCase):
         self.assertEqual((refused.code().name, "secret" in refused.details()), ("INTERNAL", False))
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
-    async def ask(self, reply: StatResponse, window: int = 65_535, deadline: str = "60S") -> GrpcWire:
+    async def ask(self, reply: StatResponse, window: int = 65_535, deadline: str = "60S", receive: int = 0) -> GrpcWire:
         self.backend.reply = reply
-        wire: GrpcWire = await deferToThread(GrpcWire, self.port, self.pem, window)
+        wire: GrpcWire = await deferToThread(GrpcWire, self.port, self.pem, window, receive)
         self.addCleanup(wire.close)
         await deferToThread(wire.ask, f"/{SERVICE.full_name}/GetStats", KEY, b"", deadline)
         return wire
@@ -488,16 +503,36 @@ class GrpcTests(DeliveryCase):
         await self.aio.run(self.server.stop())
         await self.check_told(False)
 
-    async def test_written_when_the_node_stops(self) -> None:
-        """What the server said before it ended is heard before the end of the calls."""
+    async def test_gone_when_it_is_written(self) -> None:
+        """A client whose connection is no more by the time that the server has written has nothing."""
 
         async def write(_: bytes) -> None: ...
 
-        context = SimpleNamespace(invocation_metadata=lambda: (), write=write)
+        context = SimpleNamespace(invocation_metadata=lambda: (), peer=lambda: "unix-abstract:gone", write=write)
         watched = self.server._handlers._by_path[f"/{SERVICE.full_name}/GetStats"].unary_stream
         await self.aio.run(watched(b"", context))
-        self.calls.close()
-        await self.check_told(True)
+        await self.check_told(False)
+
+    async def test_hangs_up_at_the_end(self) -> None:
+        """A client that closes as soon as the call has ended has the reply, each time."""
+        for _ in range(20):
+            self.told.clear()
+            self.backend.reply = SMALL
+            await deferToThread(self.fetch)
+            await until(lambda: self.told)
+            self.assertEqual(self.told, [True])
+
+    async def test_in_the_kernel_when_it_breaks(self) -> None:
+        """Written whole to the node's kernel, and reset before it was read: not delivered."""
+        for _ in range(5):
+            self.told.clear()
+            self.backend.finished.clear()
+            middle = StatResponse(stats=[Stat(name="x" * 400_000)])
+            wire = await self.ask(middle, window=30_000_000, receive=4096)
+            await until(lambda: self.backend.finished)
+            await deferToThread(wire.reset)
+            await until(lambda: self.told)
+            self.assertEqual(self.told, [False])
 
     async def test_cancelled_before_there_is_a_reply(self) -> None:
         """The work goes on, and its reply is for nobody."""

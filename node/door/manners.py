@@ -1,0 +1,139 @@
+"""What a client may do on an HTTP/2 connection: pure, from the frames' headers in both directions and the time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from node.door.frames import ACK, END_HEADERS, END_STREAM, PREFACE, Code, Frame, Frames, Kind
+
+# Bytes of one block of headers, its CONTINUATIONs included, and how many of those; gRPC itself takes 16 KiB unpacked.
+BLOCK = 32 * 1024
+CONTINUATIONS = 8
+# At once, and more a second.
+PINGS = (100, 10.0)
+SETTINGS = (100, 5.0)
+RESETS = (1000, 100.0)
+# Of a client that has not shown the key: requests, and frames of any kind.
+STRANGERS_REQUESTS = (256, 10.0)
+STRANGERS_FRAMES = (10_000, 100.0)
+
+
+class Unmannerly(Exception):
+    """The connection is to end with this code."""
+
+    def __init__(self, text: str, code: Code = Code.ENHANCE_YOUR_CALM) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Budget:
+    """So many at once, and so many a second."""
+
+    def __init__(self, what: str, limit: tuple[int, float], now: float) -> None:
+        self._what = what
+        self._size, self._rate = limit
+        self._left: float = self._size
+        self._at = now
+
+    def take(self, count: int, now: float) -> None:
+        """Raises `Unmannerly` if there is not that much left."""
+        self._left = min(self._size, self._left + (now - self._at) * self._rate) - count
+        self._at = now
+        if self._left < 0:
+            raise Unmannerly(f"too many {self._what}")
+
+    def fill(self) -> None:
+        self._left = self._size
+
+
+class Manners:
+    """One connection, from its preface on. `open` are the streams that are not answered, `last` is the newest one.
+
+    `asked`: one block of headers is whole.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.open: set[int] = set()
+        self.last = 0
+        self.asked = False
+        self._block: _Block | None = None
+        self._received = Frames(skip=len(PREFACE))
+        self._sent = Frames()
+        self._pings = Budget("PINGs", PINGS, now)
+        self._settings = Budget("SETTINGS", SETTINGS, now)
+        self._resets = Budget("RST_STREAMs", RESETS, now)
+        self._requests = Budget("requests without the key", STRANGERS_REQUESTS, now)
+        self._frames = Budget("frames without the key", STRANGERS_FRAMES, now)
+        self._rules: dict[int, Callable[[Frame, float, bool], None]] = {
+            Kind.HEADERS: self._headers,
+            Kind.RST_STREAM: self._reset,
+            Kind.SETTINGS: lambda _, now, __: self._settings.take(1, now),
+            Kind.PING: lambda _, now, __: self._pings.take(1, now),
+        }
+
+    def received(self, data: bytes, now: float, known: bool) -> None:
+        """The client sends this. Raises `Unmannerly` if it may not; then none of it is to be passed on."""
+        frames = self._received.feed(data)
+        if not known and frames:
+            self._frames.take(sum(not self._carries(frame) for frame in frames), now)
+        for frame in frames:
+            if self._block is not None:
+                self._continued(self._block, frame)
+            elif frame.kind == Kind.CONTINUATION:
+                raise Unmannerly("a CONTINUATION of nothing", Code.PROTOCOL_ERROR)
+            elif (rule := self._rules.get(frame.kind)) is not None:
+                rule(frame, now, known)
+
+    def _carries(self, frame: Frame) -> bool:
+        """It is of the message of a call that was not refused at its headers, as a stranger's is."""
+        return frame.kind == Kind.DATA and frame.length > 0 and frame.stream in self.open
+
+    def sent(self, data: bytes) -> None:
+        """The client is sent this."""
+        for frame in self._sent.feed(data):
+            kind, flags = frame.kind, frame.flags
+            if kind == Kind.RST_STREAM or (flags & END_STREAM and kind in (Kind.DATA, Kind.HEADERS)):
+                self.open.discard(frame.stream)
+            # Clients measure the line by a PING whenever something comes, and answer ours.
+            if kind in (Kind.DATA, Kind.HEADERS) or (kind == Kind.PING and not flags & ACK):
+                self._pings.fill()
+
+    @property
+    def interruptible(self) -> bool:
+        """A frame of our own may be sent now."""
+        return self._sent.between
+
+    def _headers(self, frame: Frame, now: float, known: bool) -> None:
+        if frame.stream > self.last:
+            self.last = frame.stream
+            self.open.add(frame.stream)
+            if not known:
+                self._requests.take(1, now)
+        self._continued(_Block(frame.stream), frame)
+
+    def _reset(self, frame: Frame, now: float, _: bool) -> None:
+        self._resets.take(1, now)
+        self.open.discard(frame.stream)
+
+    def _continued(self, block: _Block, frame: Frame) -> None:
+        block.add(frame)
+        whole = bool(frame.flags & END_HEADERS)
+        self.asked = self.asked or whole
+        self._block = None if whole else block
+
+
+class _Block:
+    """One block of headers: HEADERS, and CONTINUATIONs with nothing in between."""
+
+    def __init__(self, stream: int) -> None:
+        self._stream = stream
+        self._size = 0
+        self._frames = 0
+
+    def add(self, frame: Frame) -> None:
+        if frame.stream != self._stream or (self._frames and frame.kind != Kind.CONTINUATION):
+            raise Unmannerly("something else between two pieces of headers", Code.PROTOCOL_ERROR)
+        self._size += frame.length
+        self._frames += 1
+        if self._size > BLOCK or self._frames > 1 + CONTINUATIONS:
+            raise Unmannerly("headers without an end")

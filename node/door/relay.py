@@ -1,0 +1,273 @@
+"""Passes a client's HTTP/2 to gRPC's server and back, watching the manners; a slow side slows the other down."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import termios
+from collections import deque
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime
+from twisted.internet.protocol import Protocol, connectionDone
+from twisted.protocols.tls import TLSMemoryBIOProtocol
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from node.door.connections import Connection, Connections
+from node.door.frames import Code, goaway
+from node.door.manners import Manners, Unmannerly
+from node.door.upstream import Upstream
+from node.waiting import fire
+
+# Seconds until the server is tried again while another one takes its place.
+RETRY = 0.02
+# Seconds for whoever exceeds the limits to read that they did.
+FAREWELL = 1.0
+# Small pieces in a row after which they are gathered, what is not small, and for how many seconds.
+FEW = 8
+LARGE = 16 * 1024
+GATHER = 0.005
+
+
+class Relay(Protocol):
+    """The client's side, from the preface on."""
+
+    transport: Any
+
+    def __init__(self, connections: Connections, upstream: Upstream) -> None:
+        self._connections = connections
+        self._upstream = upstream
+        self._now = connections.reactor.seconds
+        self._manners = Manners(self._now())
+        self._server: _Server | None = None
+        self._held: list[bytes] = []
+        # Replies that the server has written and we have not: where they end in what it writes, and who waits.
+        self._marks: deque[tuple[int, Deferred[bool]]] = deque()
+        self._passed = 0
+        self._asked_at: float | None = None
+        self._leaving = False
+
+    def connectionMade(self) -> None:
+        self.connection: Connection = self._connections.enter(self.transport)
+        self._write = _writer(self.transport)
+        self._connect()
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._leaving or self.connection.over:
+            return
+        asked = self._manners.last
+        try:
+            self._manners.received(data, self._now(), self.connection.known)
+        except Unmannerly as error:
+            self._refuse(error)
+            return
+        self._look_after()
+        if self._server is None:
+            self._held.append(data)
+            return
+        if self._manners.last != asked:
+            self._server.hurry()
+        self._server.transport.write(data)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self.connection.leave()
+        if self._server is not None:
+            self._server.leave()
+        for _, delivered in self._marks:
+            fire(delivered, False)
+        self._marks.clear()
+        self._connections.deliveries.lost(self.transport, reason)
+
+    def reply(self, data: bytes) -> None:
+        """The server's bytes for the client."""
+        self._manners.sent(data)
+        self._passed += len(data)
+        self._look_after()
+        self._write(data)
+        self._look_for_replies()
+
+    def server_lost(self) -> None:
+        """The server has ended the connection, and said so in its own words."""
+        if not self._leaving:
+            self._close()
+
+    def show_key(self) -> None:
+        """A request of theirs carries the key."""
+        if not (self.connection.known or self.connection.over or self._leaving):
+            self.connection.known = True
+            self.connection.arm(self._connections.limits.idle, self._look_at_rest)
+            self._look_after()
+
+    def watch(self, delivered: Deferred[bool]) -> None:
+        """The server has written a reply: fire this when it is known whether it arrived."""
+        if self._server is None:
+            fire(delivered, False)
+            return
+        self._marks.append((self._passed + self._server.waiting(), delivered))
+        self._look_for_replies()
+
+    def _connect(self) -> None:
+        if self.connection.over or self._leaving:
+            return
+        server = _Server(self, self._upstream, self._connections.reactor)
+        try:
+            server.connect()
+        except OSError:
+            # There will be one again in some milliseconds; the deadline goes on.
+            self.transport.pauseProducing()
+            self._connections.reactor.callLater(RETRY, self._connect)
+            return
+        self._server = server
+        self.transport.resumeProducing()
+        server.transport.registerProducer(self.transport, True)
+        self.transport.registerProducer(server, True)
+        server.transport.write(b"".join(self._held))
+        self._held.clear()
+
+    def _look_for_replies(self) -> None:
+        """Replies that are written to their end are the kernel's from here on."""
+        while self._marks and self._marks[0][0] <= self._passed:
+            self._connections.deliveries.watch(self.transport, self._marks.popleft()[1])
+
+    def _look_after(self) -> None:
+        """Note what is awaited now."""
+        connection = self.connection
+        if connection.known:
+            if connection.idle is bool(self._manners.open):
+                connection.idle = not connection.idle
+                connection.idle_since = self._now()
+        elif self._manners.asked and self._asked_at is None:
+            self._asked_at = self._now()
+            connection.arm(self._connections.limits.key, self._look_for_key)
+
+    def _look_for_key(self) -> None:
+        """A stranger is refused at the headers; of the key gRPC tells when the message is here, which may take long."""
+        limits, waited = self._connections.limits, self._now() - (self._asked_at or 0.0)
+        if self._manners.open and waited < limits.body_deadline:
+            self.connection.arm(limits.key, self._look_for_key)
+        else:
+            self._leave()
+
+    def _look_at_rest(self) -> None:
+        """Arming the timer at each call would be dear: it looks now and then whether there is nothing to be done."""
+        connection, limit = self.connection, self._connections.limits.idle
+        rested = self._now() - connection.idle_since if connection.idle else 0.0
+        if rested >= limit:
+            self._leave()
+        else:
+            connection.arm(limit - rested, self._look_at_rest, idle=connection.idle)
+
+    def _refuse(self, error: Unmannerly) -> None:
+        self._leave(error.code)
+        # What is not read fills their own buffers.
+        self.transport.pauseProducing()
+        self.connection.arm(FAREWELL, self.connection.cut)
+
+    def _leave(self, code: Code = Code.NO_ERROR) -> None:
+        """Say goodbye, if the server is not in the middle of a word."""
+        if self._manners.interruptible:
+            self._write(goaway(self._manners.last, code))
+        if self._server is not None:
+            self._server.leave()
+        self._close()
+
+    def _close(self) -> None:
+        self._leaving = True
+        self.transport.unregisterProducer()
+        self.transport.resumeProducing()
+        self.connection.arm(self._connections.limits.linger, self.connection.cut)
+        self.transport.loseConnection()
+
+
+@implementer(IPushProducer)
+class _Server(Protocol):
+    """The server's side of one client.
+
+    gRPC writes each message of a stream by itself, and a turn of the reactor for each costs more than all it does. So
+    when small pieces keep coming that nobody has just asked for, they are gathered for a moment.
+    """
+
+    transport: Any
+
+    def __init__(self, relay: Relay, upstream: Upstream, reactor: IReactorTime) -> None:
+        self._relay: Relay | None = relay
+        self._upstream = upstream
+        self._reactor = reactor
+        self._name = ""
+        self._pieces = 0
+        self._client_is_full = False
+        self._gathering: IDelayedCall | None = None
+
+    def connect(self) -> None:
+        """Raises `OSError`."""
+        assert self._relay is not None
+        self._name = self._upstream.connect(self._relay, self)
+
+    def waiting(self) -> int:
+        """Bytes of the server's that were not read yet."""
+        if not self.transport.connected:
+            return 0
+        waiting = array.array("i", [0])
+        fcntl.ioctl(self.transport.getHandle(), termios.FIONREAD, waiting)
+        return waiting[0]
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._relay is None:
+            return
+        self._relay.reply(data)
+        self._pieces = self._pieces + 1 if len(data) < LARGE else 0
+        if self._pieces > FEW and self._gathering is None and not self._client_is_full:
+            self.transport.pauseProducing()
+            self._gathering = self._reactor.callLater(GATHER, self._gathered)
+
+    def hurry(self) -> None:
+        """Somebody waits for an answer."""
+        self._pieces = 0
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathered()
+
+    def pauseProducing(self) -> None:
+        self._client_is_full = True
+        self.transport.pauseProducing()
+
+    def resumeProducing(self) -> None:
+        self._client_is_full = False
+        if self._gathering is None:
+            self.transport.resumeProducing()
+
+    def stopProducing(self) -> None:
+        """The client is gone, which the relay is told."""
+
+    def _gathered(self) -> None:
+        self._gathering = None
+        if not self._client_is_full:
+            self.transport.resumeProducing()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        relay = self._relay
+        self._gone()
+        if relay is not None:
+            relay.server_lost()
+
+    def leave(self) -> None:
+        """The client is gone, or is to go; what it has sent still reaches the server."""
+        self._gone()
+        self.transport.unregisterProducer()
+        self.transport.loseConnection()
+
+    def _gone(self) -> None:
+        self._upstream.left(self._name)
+        self._relay = None
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+
+
+def _writer(transport: Any) -> Any:
+    """What writes at once: for HTTP/1.1, TLS gathers small pieces for a turn of the reactor."""
+    if isinstance(transport, TLSMemoryBIOProtocol):
+        return lambda data: TLSMemoryBIOProtocol.write(transport, data)
+    return transport.write

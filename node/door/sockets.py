@@ -1,0 +1,48 @@
+"""Sockets that write at the end of the turn. Twisted's own ask the kernel first whether they may, in a turn more."""
+
+from __future__ import annotations
+
+from twisted.internet import tcp
+
+# Connections that are let in before those that are here get a turn: else a crowd's handshakes are never done with.
+ADMITTED = 16
+
+
+class Prompt(tcp.Server):
+    """One connection. What is written in one turn goes out as one, and after it there is nothing left to be done:
+
+    whoever is waked by it, in another thread, does not have to wait for this one.
+    """
+
+    _due = False
+
+    def startWriting(self) -> None:
+        if not self._due:
+            self._due = True
+            self.reactor.callLater(0, self._write)  # type: ignore[attr-defined]
+
+    def _write(self) -> None:
+        self._due = False
+        if not self.connected:
+            return
+        # An end, or an error, is the reactor's to deal with; so is what the kernel does not take now.
+        plain = not (self.disconnecting or self._writeDisconnecting)
+        if not plain or self.doWrite() is not None or self._rest():
+            super().startWriting()
+
+    def _rest(self) -> bool:
+        return bool(self._tempDataBuffer) or len(self.dataBuffer) > self.offset
+
+
+class Port(tcp.Port):
+    """One port. Twisted's own accepts the more at a time the more come."""
+
+    transport = Prompt
+
+    @property
+    def numberAccepts(self) -> int:
+        return ADMITTED
+
+    @numberAccepts.setter
+    def numberAccepts(self, _: int) -> None:
+        """It stays."""

@@ -1,0 +1,86 @@
+"""HTTP/2's frames by their headers: however the bytes are cut, and whatever they are."""
+
+from __future__ import annotations
+
+import itertools
+
+from hyperframe.frame import Frame as Reference
+from hyperframe.frame import GoAwayFrame
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.door.frames import PREFACE, Code, Frame, Frames, goaway
+
+
+def packed(frame: Frame, payload: bytes) -> bytes:
+    head = len(payload).to_bytes(3) + bytes((frame.kind, frame.flags)) + frame.stream.to_bytes(4)
+    return head + payload
+
+
+bytes_ = st.integers(0, 255)
+frames = st.builds(
+    lambda kind, flags, stream, payload: (Frame(kind, flags, stream, len(payload)), payload),
+    bytes_,
+    bytes_,
+    st.integers(0, 2**31 - 1),
+    st.binary(max_size=40),
+)
+cuts = st.lists(st.integers(0, 2000), max_size=30)
+
+
+def pieces(data: bytes, at: list[int]) -> list[bytes]:
+    """The data, cut at these places."""
+    places = sorted({0, len(data), *(place for place in at if place < len(data))})
+    return [data[begin:end] for begin, end in itertools.pairwise(places)]
+
+
+@given(st.lists(frames, max_size=20), cuts)
+def test_every_frame_is_found_however_it_is_cut(sent: list[tuple[Frame, bytes]], at: list[int]) -> None:
+    reader = Frames(skip=len(PREFACE))
+    data = PREFACE + b"".join(packed(frame, payload) for frame, payload in sent)
+    found = [frame for piece in pieces(data, at) for frame in reader.feed(piece)]
+    assert found == [frame for frame, _ in sent]
+    assert reader.between
+
+
+@given(st.binary(max_size=500), cuts)
+def test_any_bytes_are_frames(data: bytes, at: list[int]) -> None:
+    """Whatever comes, nothing is raised, no more than a header is kept, and the cuts make no difference."""
+    whole, cut = Frames(), Frames()
+    found = [frame for piece in pieces(data, at) for frame in cut.feed(piece)]
+    assert found == whole.feed(data)
+    assert cut.between == whole.between
+    assert len(cut._begun) < 9
+
+
+@given(frames)
+def test_as_others_read_them(sent: tuple[Frame, bytes]) -> None:
+    """The reserved bit of a stream is nobody's; a known kind is what the reference takes it for."""
+    frame, payload = sent
+    data = bytearray(packed(frame, payload))
+    data[5] |= 0x80
+    (found,) = Frames().feed(bytes(data))
+    assert found == frame
+    if frame.kind in range(10) and not (frame.stream == 0) ^ (frame.kind in (4, 6, 7)) and frame.kind != 8:
+        reference, length = Reference.parse_frame_header(memoryview(packed(frame, payload)[:9]))
+        assert (reference.type, reference.stream_id, length) == (found.kind, found.stream, found.length)
+
+
+def test_between() -> None:
+    """In a header or a payload is not between two frames."""
+    reader, data = Frames(), packed(Frame(0, 0, 1, 3), b"abc")
+    for byte in data[:-1]:
+        reader.feed(bytes((byte,)))
+        assert not reader.between
+    reader.feed(data[-1:])
+    assert reader.between
+
+
+def test_goaway() -> None:
+    """Others understand our goodbye."""
+    data = goaway(77, Code.ENHANCE_YOUR_CALM)
+    frame, length = Reference.parse_frame_header(memoryview(data[:9]))
+    assert isinstance(frame, GoAwayFrame)
+    frame.parse_body(memoryview(data[9:]))
+    assert length == len(data) - 9
+    assert (frame.last_stream_id, frame.error_code) == (77, Code.ENHANCE_YOUR_CALM)

@@ -1,0 +1,226 @@
+"""What a client may do on an HTTP/2 connection, and what ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.door import manners
+from node.door.frames import ACK, END_HEADERS, END_STREAM, PREFACE, Code, Frame, Kind
+from node.door.manners import BLOCK, CONTINUATIONS, Manners, Unmannerly
+from tests.node.door.test_frames import cuts, packed, pieces
+
+
+class Client:
+    """Sends frames at a time of the test's own."""
+
+    def __init__(self, known: bool = False) -> None:
+        self.manners = Manners(0.0)
+        self.manners.received(PREFACE, 0.0, known)
+        self.known = known
+        self.now = 0.0
+
+    def send(self, kind: int, flags: int = 0, stream: int = 0, size: int = 0, times: int = 1) -> None:
+        data = packed(Frame(kind, flags, stream, size), bytes(size)) * times
+        self.manners.received(data, self.now, self.known)
+
+    def ask(self, stream: int) -> None:
+        self.send(Kind.HEADERS, END_HEADERS | END_STREAM, stream, 50)
+
+    def sent(self, kind: int, flags: int = 0, stream: int = 0, size: int = 0) -> None:
+        self.manners.sent(packed(Frame(kind, flags, stream, size), bytes(size)))
+
+
+def refused(code: Code = Code.ENHANCE_YOUR_CALM) -> Refused:
+    return Refused(code)
+
+
+class Refused:
+    """The block ends with this code."""
+
+    def __init__(self, code: Code) -> None:
+        self._code = code
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        assert isinstance(error, Unmannerly), "it was allowed"
+        assert error.code is self._code, error
+        return True
+
+
+def test_an_usual_call() -> None:
+    """Headers, a message, the answer's headers, message and end: one stream, open in between."""
+    client = Client()
+    client.send(Kind.SETTINGS, size=12)
+    client.send(Kind.WINDOW_UPDATE, size=4)
+    assert not client.manners.asked
+    client.send(Kind.HEADERS, END_HEADERS, 1, 200)
+    client.send(Kind.DATA, END_STREAM, 1, 5)
+    assert client.manners.asked
+    assert client.manners.open == {1}
+    client.sent(Kind.HEADERS, END_HEADERS, 1, 40)
+    client.sent(Kind.DATA, 0, 1, 400)
+    assert client.manners.open == {1}
+    client.sent(Kind.HEADERS, END_HEADERS | END_STREAM, 1, 20)
+    assert client.manners.open == set()
+    assert client.manners.last == 1
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda client: client.sent(Kind.RST_STREAM, 0, 1, 4),
+        lambda client: client.sent(Kind.DATA, END_STREAM, 1),
+        lambda client: client.send(Kind.RST_STREAM, 0, 1, 4),
+    ],
+    ids=["refused", "data", "cancelled"],
+)
+def test_a_stream_ends(end: Callable[[Client], None]) -> None:
+    client = Client()
+    client.ask(1)
+    end(client)
+    assert client.manners.open == set()
+
+
+def test_trailers_open_nothing() -> None:
+    """The second headers of a stream are its end, not a new one."""
+    client = Client(known=True)
+    client.ask(3)
+    client.sent(Kind.HEADERS, END_HEADERS | END_STREAM, 3)
+    client.send(Kind.HEADERS, END_HEADERS | END_STREAM, 3, 10)
+    assert client.manners.open == set()
+
+
+def test_headers_in_pieces() -> None:
+    """As many CONTINUATIONs as may be, with the last of which they are whole."""
+    client = Client()
+    client.send(Kind.HEADERS, END_STREAM, 1, 100)
+    client.send(Kind.CONTINUATION, 0, 1, 100, times=CONTINUATIONS - 1)
+    assert not client.manners.asked
+    client.send(Kind.CONTINUATION, END_HEADERS, 1, 100)
+    assert client.manners.asked
+
+
+@pytest.mark.parametrize("size", [0, 1, BLOCK // 4], ids=["empty", "small", "large"])
+def test_headers_without_an_end(size: int) -> None:
+    """Too many pieces, or too large ones, with the key or without."""
+    for known in (False, True):
+        client = Client(known)
+        client.send(Kind.HEADERS, 0, 1, size)
+        with refused():
+            client.send(Kind.CONTINUATION, 0, 1, size, times=CONTINUATIONS + 1)
+
+
+def test_a_large_block_is_refused_by_its_first_bytes() -> None:
+    """What is announced counts, not what is here."""
+    client = Client()
+    with refused():
+        client.manners.received(packed(Frame(Kind.HEADERS, END_HEADERS, 1, 0), bytes(BLOCK + 1))[:9], 0.0, False)
+
+
+def test_something_in_between() -> None:
+    """Between two pieces of headers stands nothing else; a piece of nothing stands nowhere."""
+    for kind, stream in ((Kind.PING, 0), (Kind.DATA, 1), (Kind.HEADERS, 1), (Kind.CONTINUATION, 3)):
+        client = Client()
+        client.send(Kind.HEADERS, 0, 1, 10)
+        with refused(Code.PROTOCOL_ERROR):
+            client.send(kind, 0, stream, 8)
+    client = Client()
+    with refused(Code.PROTOCOL_ERROR):
+        client.send(Kind.CONTINUATION, END_HEADERS, 1, 8)
+
+
+FLOODS = [
+    (Kind.PING, 0, 8, manners.PINGS),
+    (Kind.SETTINGS, 0, 6, manners.SETTINGS),
+    (Kind.RST_STREAM, 1, 4, manners.RESETS),
+]
+
+
+@pytest.mark.parametrize(("kind", "stream", "size", "limit"), FLOODS, ids=["PING", "SETTINGS", "RST_STREAM"])
+def test_floods(kind: Kind, stream: int, size: int, limit: tuple[int, float]) -> None:
+    """So many at once and so many a second are allowed, and not one more, with the key as without."""
+    most, rate = limit
+    for known in (False, True):
+        client = Client(known)
+        client.send(kind, 0, stream, size, times=most)
+        client.now = 10.0
+        client.send(kind, 0, stream, size, times=min(most, int(10 * rate)))
+        with refused():
+            client.send(kind, 0, stream, size)
+
+
+def test_pings_of_a_client_that_is_sent_something() -> None:
+    """Clients measure the line whenever something comes, and answer the server's own PINGs."""
+    client = Client(known=True)
+    most = manners.PINGS[0]
+    for kind, flags in ((Kind.DATA, 0), (Kind.HEADERS, END_HEADERS), (Kind.PING, 0)):
+        client.send(Kind.PING, size=8, times=most)
+        client.sent(kind, flags, 1, 8)
+    client.send(Kind.PING, size=8, times=most)
+    for kind, flags in ((Kind.PING, ACK), (Kind.SETTINGS, ACK), (Kind.WINDOW_UPDATE, 0)):
+        client.sent(kind, flags, 0, 8)
+    with refused():
+        client.send(Kind.PING, size=8)
+
+
+def test_a_stranger_has_less() -> None:
+    """Requests and frames of any kind are counted until the key is shown, and not afterwards."""
+    requests, frames = manners.STRANGERS_REQUESTS[0], manners.STRANGERS_FRAMES[0]
+    for what in ("requests", "frames"):
+        for known in (False, True):
+            client = Client(known)
+            for number in range(requests if what == "requests" else 0):
+                client.ask(2 * number + 1)
+            client.send(Kind.DATA, 0, 7, times=frames if what == "frames" else 0)
+            if known:
+                client.ask(100_001)
+            else:
+                with refused():
+                    client.ask(100_001)
+
+
+def test_a_long_message_before_the_key_is_known() -> None:
+    """gRPC tells of the key when a message is whole: its frames do not count while its call is not refused."""
+    frames = manners.STRANGERS_FRAMES[0]
+    client = Client()
+    client.send(Kind.HEADERS, END_HEADERS, 1, 50)
+    for _ in range(3):
+        client.send(Kind.DATA, 0, 1, 1, times=frames)
+    client.sent(Kind.HEADERS, END_HEADERS | END_STREAM, 1)
+    with refused():
+        client.send(Kind.DATA, 0, 1, 1, times=frames + 1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10), st.integers(0, 255), st.integers(0, 5), st.integers(0, 20))), cuts)
+def test_the_cuts_make_no_difference(sent: list[tuple[int, int, int, int]], at: list[int]) -> None:
+    """The verdict, and what is open, are the same however the frames arrive."""
+    data = b"".join(packed(Frame(kind, flags, stream, size), bytes(size)) for kind, flags, stream, size in sent)
+    assert told([data]) == told(pieces(data, at))
+
+
+def told(parts: list[bytes]) -> object:
+    client = Client()
+    try:
+        for part in parts:
+            client.manners.received(part, 0.0, False)
+    except Unmannerly as error:
+        return error.code
+    return client.manners.open, client.manners.last, client.manners.asked
+
+
+@given(st.lists(st.binary(max_size=200)), st.lists(st.binary(max_size=200)))
+def test_any_bytes(received: list[bytes], sent: list[bytes]) -> None:
+    """Nothing but `Unmannerly` is ever raised, and what is remembered of streams is bounded by what was asked."""
+    client = Client()
+    try:
+        for theirs, ours in zip(received, sent, strict=False):
+            client.manners.received(theirs, 0.0, False)
+            client.manners.sent(ours)
+    except Unmannerly:
+        return
+    assert len(client.manners.open) <= manners.STRANGERS_REQUESTS[0]
