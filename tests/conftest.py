@@ -101,7 +101,7 @@ def connection(place: Place, person: TestUser, echo: EchoServer) -> Iterator[soc
         yield link
 
 
-def gets_in(place: Place, person: TestUser, echo: EchoServer, timeout: float = 1.0) -> bool:
+def gets_in(place: Place, person: TestUser, echo: EchoServer, timeout: float = 10.0) -> bool:
     """Whether a client that is new reaches the echo server through the inbound as this user."""
     before = echo.connections
     with way(place, person) as port:

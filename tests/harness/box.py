@@ -56,14 +56,19 @@ def client(*routes: tuple[Door, TestUser]) -> Iterator[list[int]]:
             raise AssertionError(f"{error}; the client said:\n{core.output}") from error
 
 
-def gets_in(port: int, echo: EchoServer) -> bool:
+def gets_in(port: int, echo: EchoServer, patience: float = 10.0) -> bool:
     """Whether the way is open, and stays so."""
     try:
-        with transfer.connect(port, echo, timeout=1) as link:
+        with transfer.connect(port, echo, patience) as link:
             transfer.echo(link, b"still there")
             return True
     except OSError:
         return False
+
+
+def stays_out(port: int, echo: EchoServer) -> bool:
+    """Whether there is no way; some protocols leave a stranger waiting, so this has a shorter patience."""
+    return not gets_in(port, echo, patience=1.0)
 
 
 def stays_in(port: int, echo: EchoServer) -> bool:

@@ -236,7 +236,7 @@ def test_stream_is_applied_as_it_comes(controller: Controller, home: Place, echo
         try:
             for person in (ANNA, BERT):
                 messages.put(member(person, home))
-                until(lambda who=person: gets_in(home, who, echo), 15, "he gets in")  # type: ignore[misc]
+                until(lambda who=person: gets_in(home, who, echo, 1), 15, "he gets in")  # type: ignore[misc]
             messages.put(member(ANNA))
             until(lambda: stays_out(home, ANNA, echo), 15, "she is removed")
             assert not call.done()
