@@ -16,6 +16,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from node.door.connections import Connection, Connections
+from node.door.delivery import tcp
 from node.door.frames import Code, goaway
 from node.door.manners import Manners, Unmannerly
 from node.door.upstream import Upstream
@@ -52,6 +53,7 @@ class Relay(Protocol):
     def connectionMade(self) -> None:
         self.connection: Connection = self._connections.enter(self.transport)
         self._write = _writer(self.transport)
+        tcp(self.transport).at_once = True
         self._connect()
 
     def dataReceived(self, data: bytes) -> None:

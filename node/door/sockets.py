@@ -11,13 +11,23 @@ ADMITTED = 16
 class Prompt(tcp.Server):
     """One connection. What is written in one turn goes out as one, and after it there is nothing left to be done:
 
-    whoever is waked by it, in another thread, does not have to wait for this one.
+    whoever is waked by it, in another thread, does not have to wait for this one. `at_once`: each write goes out by
+    itself, which is less to be done where there is one a turn.
     """
 
+    at_once = False
     _due = False
+    _now = False
+
+    def write(self, data: bytes) -> None:
+        self._now = self.at_once
+        super().write(data)
+        self._now = False
 
     def startWriting(self) -> None:
-        if not self._due:
+        if self._now:
+            self._write()
+        elif not self._due:
             self._due = True
             self.reactor.callLater(0, self._write)  # type: ignore[attr-defined]
 

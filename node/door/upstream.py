@@ -69,7 +69,9 @@ class Upstream:
             link.close()
             raise
         # Twisted's class for unix sockets asks for descriptors at each read, which none brings here.
-        protocol.makeConnection(Prompt(link, protocol, ("", 0), None, 0, self._reactor))  # type: ignore[arg-type]
+        transport = Prompt(link, protocol, ("", 0), None, 0, self._reactor)  # type: ignore[arg-type]
+        transport.at_once = True
+        protocol.makeConnection(transport)
         peer = f"unix-abstract:{name}"
         self._clients[peer] = client
         return peer

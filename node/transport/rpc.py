@@ -158,11 +158,11 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         return grpc.unary_unary_rpc_method_handler(partial(self._unary, method))
 
     async def _unary(self, method: Method, body: bytes, context: Context) -> bytes:
-        reply = await _answered(_lasting(self._call(method, body, context)), context)
+        reply: Reply = await _answered(self._aio.outlast(*self._call(method, body, context)), context)
         return reply.body
 
     async def _watched(self, method: Method, body: bytes, context: Context) -> None:
-        work = asyncio.ensure_future(self._call(method, body, context))
+        work = asyncio.ensure_future(self._aio.call(*self._call(method, body, context)))
         try:
             reply = await _answered(asyncio.shield(work), context)
             await context.write(reply.body)
@@ -173,10 +173,10 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             # Before the end of the call is sent, so that the client cannot hang up before it is heard.
             self._aio.tell(self._upstream.watch, context.peer(), reply.delivered)
 
-    def _call(self, method: Method, body: bytes, context: Context) -> Coroutine[Any, Any, Reply]:
-        """What was accepted goes on when the caller hangs up: to be shielded."""
+    def _call(self, method: Method, body: bytes, context: Context) -> tuple[Any, ...]:
+        """What is called on the reactor. What was accepted goes on when the caller hangs up."""
         _, x_api_key = _credentials(context.invocation_metadata())
-        return self._aio.call(self._unary_of, context.peer(), method, body, dialect(x_api_key))
+        return self._unary_of, context.peer(), method, body, dialect(x_api_key)
 
     async def _unary_of(self, peer: str, method: Method, body: bytes, spoken: Dialect) -> Reply:
         self._upstream.show_key(peer)
@@ -192,7 +192,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         async def whole() -> bytes:
             feed: OpenFeed = await self._aio.call(self._opened_by, context.peer(), method)
             await _carry(messages, lambda batch: self._aio.call(_fed, feed, batch))
-            return await _lasting(self._aio.call(feed.finish))
+            return await self._aio.outlast(feed.finish)
 
         return await _answered(whole(), context)
 
@@ -248,13 +248,6 @@ def _seen(done: asyncio.Future[Any]) -> None:
     """Mark the error as retrieved: maybe nobody waits for it any more."""
     if not done.cancelled():
         done.exception()
-
-
-def _lasting(work: Coroutine[Any, Any, T]) -> Awaitable[T]:
-    """Goes on when the caller hangs up; then nobody is left to be told how it ended."""
-    task = asyncio.ensure_future(work)
-    task.add_done_callback(_seen)
-    return asyncio.shield(task)
 
 
 async def _answered(work: Awaitable[T], context: Context) -> T:
