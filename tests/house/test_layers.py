@@ -284,6 +284,8 @@ def test_who_reads_the_environment() -> None:
     assert [line for line in lines if "environ" in line and not line.startswith(("'", '"'))] == [
         "os.environ.setdefault('GRPC_ENABLE_FORK_SUPPORT', '0')",
         "os.environ.setdefault('GRPC_VERBOSITY', 'NONE')",
+        "os.environ.setdefault('GRPC_EXPERIMENTS', '-event_engine_client,-event_engine_listener,"
+        "-event_engine_for_all_other_endpoints')",
     ]
 
 
