@@ -82,7 +82,7 @@ def test_what_the_node_or_a_core_could_not_bear_is_absent(service: dict[str, lis
 
 
 def test_connections_of_one_user_can_be_cut(service: dict[str, list[str]]) -> None:
-    """The filter lets pass what @system-service lacks, takes away what nobody needs, refuses with an error, not a kill."""
+    """The filter lets pass what @system-service lacks, takes away what nobody needs, refuses by an error."""
     landlock = {"landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"}
     given, taken = service["SystemCallFilter"]
     assert set(given.split()) == {"@system-service", "pidfd_getfd", *landlock}
