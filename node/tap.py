@@ -119,7 +119,9 @@ class NodeService(Service):
         self._aio = Aio(reactor)
         self._ring = LogRing(reactor, settings.log_buffer_size)
         self._system = SystemStats(reactor)
-        host = Host(reactor, self._aio, self._ring, self._state.run_dir, settings.drivers)
+        # What has the node's key in it.
+        withheld = (settings.state_dir, Path.cwd() / ".env")
+        host = Host(reactor, self._aio, self._ring, self._state.run_dir, settings.drivers, withheld)
         self._drivers = Drivers(host)
         self._store = Store(reactor, self._state.database)
         drain = Limits(settings.drain_timeout, settings.drain_generations)
