@@ -20,7 +20,10 @@ CORE_PATHS = Setting(
     "directories, with `:` between them, whose files a configuration may name: certificates, lists, what is served",
     fault=_fault_of_paths,
 )
-SETTINGS = (CORE_PATHS,)
+CORE_ALLOW = Setting(
+    "CORE_ALLOW", "what configurations may have beyond what the node knows, by commas (see configuration.md)"
+)
+SETTINGS = (CORE_PATHS, CORE_ALLOW)
 
 
 def executable_setting(core: Core) -> Setting:

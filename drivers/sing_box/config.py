@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from drivers.json_text import parse
-from drivers.sing_box import listening
+from drivers.process.known import NOTHING_MORE, Allowed
+from drivers.sing_box import known, listening, shape
 from drivers.sing_box.accounts import BUILDERS, Inbound, inbound_of, label, login_of, name_of, nobody, quoted_name
 from node.contract.accounts import Account, Accounts
 from node.contract.counters import DIRECTIONS, Scope, counter_name
@@ -45,7 +46,11 @@ _LEADING = ("shadowtls", "vmess")
 # What has a tag, or the core's number for one.
 _TAGGED = ("inbounds", "outbounds", "endpoints")
 # Keys that name a file to be written or a program to be run, anywhere, …
-_DROPPED = ("pid_file", "usages_path", "taildrop_directory", "executable_path", "wrapper_path", "write_to_system")
+_DROPPED = (
+    *("pid_file", "usages_path", "taildrop_directory", "executable_path", "wrapper_path", "write_to_system"),
+    # Programs of the desktop are run for that.
+    "set_system_proxy",
+)
 # … or a directory that the core keeps things in.
 _DIRECTORIES = ("data_directory", "state_directory")
 
@@ -154,15 +159,16 @@ class Plan:
         return BUILDERS[inbound.type](inbound, user)
 
 
-def plan(formatted: bytes, exclude: frozenset[str], directory: Path, counts: bool) -> Plan:
+def plan(
+    formatted: bytes, exclude: frozenset[str], directory: Path, counts: bool, allowed: Allowed = NOTHING_MORE
+) -> Plan:
     """The plan of what `sing-box format` printed; what the core keeps is below `directory`.
 
-    `counts` is whether it has counters. Raises `InvalidConfig`.
+    `counts` is whether it has counters, `allowed` what may stand there beyond what the node knows. Raises
+    `InvalidConfig`.
     """
-    try:
-        tree = parse(formatted.decode())
-    except ValueError as error:
-        raise InvalidConfig(f"the node cannot read this configuration: {error}") from error
+    tree = _read(formatted)
+    known.judge(tree, allowed)
     _name(tree)
     warnings = list(_take_over(tree, directory))
     if not counts:
@@ -183,6 +189,16 @@ def plan(formatted: bytes, exclude: frozenset[str], directory: Path, counts: boo
             if managed.method and not managed.method.startswith("2022"):
                 inbound.pop("password", None)
     return Plan(tree, inbounds, warnings)
+
+
+def _read(formatted: bytes) -> Json:
+    try:
+        tree = parse(formatted.decode())
+    except ValueError as error:
+        raise InvalidConfig(f"the node cannot read this configuration: {error}") from error
+    shape.check(tree)
+    read: Json = tree
+    return read
 
 
 def render(plan: Plan, api: Endpoint, target: Mapping[str, Accounts], roll: str = "") -> bytes:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from drivers.credentials import KEY_BYTES
-from drivers.xray import exclusive, selectors, streams
+from drivers.process.known import NOTHING_MORE, Allowed
+from drivers.xray import exclusive, known, selectors, streams, unix
 from drivers.xray.access import BadMask, Mask, Shown
 from drivers.xray.accounts import BUILDERS, Inbound
 from drivers.xray.doors import Door, doors, entrances, is_over_udp, is_transparent, listens
@@ -138,9 +139,29 @@ class Endpoint:
         return f"{OURS}api-{self.token}"
 
 
-def plan(converted: bytes, text: str, exclude: frozenset[str], version: Version = HYSTERIA_MISCOUNTED) -> Plan:
-    """Take over a configuration that was converted from `text`. Raises `InvalidConfig` for what would kill the core."""
-    base = Config.FromString(converted)
+def plan(
+    converted: bytes,
+    text: str,
+    exclude: frozenset[str],
+    version: Version = HYSTERIA_MISCOUNTED,
+    allowed: Allowed = NOTHING_MORE,
+) -> Plan:
+    """Take over a configuration that was converted from `text`.
+
+    Raises `InvalidConfig` for what would kill the core, and for what is neither known nor allowed.
+    """
+    try:
+        base = Config.FromString(converted)
+        known.judge(base, text, version, allowed)
+        for address, where in unix.sockets(base):
+            allowed.judge_socket(address, where)
+        return _planned(base, text, exclude, version)
+    except DecodeError as error:
+        # Another version of the core may have another meaning of what the node reads.
+        raise InvalidConfig("the node cannot read what this core makes of the configuration") from error
+
+
+def _planned(base: Config, text: str, exclude: frozenset[str], version: Version) -> Plan:
     inbounds: dict[str, Inbound] = {}
     warnings: list[str] = []
     for handler, hint in zip(base.inbound, hints(text, len(base.inbound)), strict=True):

@@ -60,6 +60,7 @@ def test_nothing_but_a_key_is_needed(home: Path) -> None:
         debug=False,
         drivers={
             "CORE_PATHS": "",
+            "CORE_ALLOW": "",
             "SING_BOX_EXECUTABLE_PATH": "",
             "XRAY_EXECUTABLE_PATH": "",
             "XRAY_ASSETS_PATH": "",

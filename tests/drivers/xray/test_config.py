@@ -542,7 +542,7 @@ def test_a_transport_password_of_another_protocol_stays() -> None:
 @pytest.mark.parametrize("protocol", ["dokodemo-door", "tunnel"])
 def test_what_would_end_the_core(protocol: str) -> None:
     """A dokodemo-door on a unix socket without a port is refused by name; with one it is fine."""
-    door = inbound(protocol, "door", address="127.0.0.1", network="unix") | {"listen": "/nowhere/door.sock"}
+    door = inbound(protocol, "door", address="127.0.0.1", network="unix") | {"listen": "@door"}
     with pytest.raises(InvalidConfig, match="door"):
         of(inbounds=[door])
     assert of(inbounds=[door | {"settings": {**door["settings"], "port": 1}}]).tags == ()
@@ -678,7 +678,7 @@ def test_on_which_sockets_it_listens() -> None:
     assert listening(listen="127.0.0.1")[5] != everywhere[5]
     assert listening(listen=None, streamSettings={"sockopt": {"v6only": True}})[5] != everywhere[5]
     assert listening(listen=None, streamSettings={"security": "none"}) == everywhere
-    assert listening(listen="/run/in.sock") == {}
+    assert listening(listen="@in") == {}
 
 
 def test_what_one_process_has() -> None:
