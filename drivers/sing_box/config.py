@@ -194,7 +194,10 @@ def plan(
 def _read(formatted: bytes) -> Json:
     try:
         tree = parse(formatted.decode())
-    except ValueError as error:
+        if b"\\u" in formatted:
+            # Half a character can be escaped, and written to nobody.
+            json.dumps(tree, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
         raise InvalidConfig(f"the node cannot read this configuration: {error}") from error
     shape.check(tree)
     read: Json = tree

@@ -29,10 +29,17 @@ def top(text: str) -> frozenset[str] | None:
     None where the node cannot read it.
     """
     try:
-        value, _ = _LENIENT.raw_decode(bare(text).lstrip())
+        value = _first(text)
     except (ValueError, RecursionError):
         return None
     return frozenset(map(str.lower, value)) if isinstance(value, dict) else None
+
+
+def _first(text: str) -> Any:
+    try:
+        return _LENIENT.raw_decode(text.lstrip())[0]
+    except json.JSONDecodeError:
+        return _LENIENT.raw_decode(bare(text).lstrip())[0]
 
 
 def hints(text: str, inbounds: int) -> list[Hints]:
@@ -45,7 +52,8 @@ def hints(text: str, inbounds: int) -> list[Hints]:
 
 
 def _hints(config: Any) -> Iterator[Hints]:
-    for inbound in _get(config, "inbounds") or []:
+    inbounds = _get(config, "inbounds")
+    for inbound in inbounds if isinstance(inbounds, list) else []:
         settings = _get(inbound, "settings")
         flow, method = _get(settings, "flow"), _get(settings, "method")
         yield Hints(flow if isinstance(flow, str) else "", method if isinstance(method, str) else "")

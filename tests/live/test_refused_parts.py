@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from node.state.directory import StateDirectory
 from scripts.staging.backend import backend
 from scripts.staging.controller import Controller, ControllerError
 from scripts.staging.core import ENVIRONMENT, Json, Xray
@@ -170,7 +171,11 @@ def test_what_settings_allow(tmp_path: Path) -> None:
         control(node, "rest") as controller,
     ):
         controller.start(sing_box([], services=[{"type": "oom-killer"}]))
-        for target in (str(front / "a.sock"), str(node.state / "run" / "b.sock"), f"@front-{os.getpid()}"):
+        for target in (
+            str(front / "a.sock"),
+            str(StateDirectory(node.state).run_dir / "b.sock"),
+            f"@front-{os.getpid()}",
+        ):
             with listener(target) as heard:
                 controller.start(backend([fallback(port := free_port(), target)]))
                 assert told(port) == b"." and heard == [WORDS]
