@@ -33,8 +33,9 @@ def sockets(base: Config) -> Iterator[tuple[str, str]]:
 def _of(inbound: InboundHandlerConfig) -> Iterator[tuple[str, str]]:
     listen = xray_pb2.ReceiverConfig.FromString(inbound.receiver_settings.value).listen.domain
     if listen.startswith(_UNIX):
-        # Behind the comma is its mode.
-        yield listen.partition(",")[0], "listen"
+        # Behind the comma is its mode; with several of them all are the path's.
+        path, *mode = listen.split(",")
+        yield path if len(mode) == 1 else listen, "listen"
     if inbound.proxy_settings.type in _FALLBACKS:
         for fallback in xray_pb2.FallbacksConfig.FromString(inbound.proxy_settings.value).fallbacks:
             if fallback.type.startswith("unix"):

@@ -212,6 +212,7 @@ def webhook(url: str) -> Json:
     [
         (listening("/run/x.sock"), "inbound 'in', listen"),
         (listening("/run/x.sock,0666"), "inbound 'in', listen"),
+        (listening("/run/front/x,/../../x.sock,y"), "inbound 'in', listen"),
         (listening("@txnode-door"), "inbound 'in', listen"),
         (served({"dest": "/run/docker.sock"}), "inbound 'in', fallback"),
         (served({"dest": "run/docker.sock", "type": "unix"}), "inbound 'in', fallback"),
