@@ -143,7 +143,7 @@ class _Check:
             resume=self._word("RESUME", "on", "off") == "on",
             traffic_interval=self._seconds("TRAFFIC_INTERVAL", 0.1, 3600),
             debug=self._word("DEBUG", "0", "1", "false", "true") in ("1", "true"),
-            drivers={setting.name: self._word(setting.name, *setting.choices) for setting in drivers},
+            drivers={setting.name: self._of_driver(setting) for setting in drivers},
             notify=notify,
         )
         if self._faults:
@@ -183,6 +183,12 @@ class _Check:
         if choices and text not in choices:
             self._faults.append(f"{name}: {text!r} is none of {', '.join(choices)}")
         return text
+
+    def _of_driver(self, setting: Setting) -> str:
+        value = self._word(setting.name, *setting.choices)
+        if value and setting.fault is not None and (fault := setting.fault(value)):
+            self._faults.append(f"{setting.name}: {fault}")
+        return value
 
     def _ports(self) -> tuple[int | None, int | None]:
         """REST's and gRPC's. SERVICE_PORT is how deployed nodes are configured: one protocol, one port."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from drivers.process import readiness as starting
+from drivers.process.known import Allowed
 from drivers.process.planned import Core
 from drivers.xray import config
 from drivers.xray.executable import installation
@@ -22,5 +23,6 @@ class Xray(Core):
     async def prepare(self, config_text: str, exclude: frozenset[str]) -> XrayPlan:
         xray, text = await self._installation.current(), config_text
         done = await look(xray, "convert", "pb", "-outpbfile", "/dev/fd/3", "stdin:", stdin=text.encode())
-        made = await starting.read(self._host.reactor, text, config.plan, done.output, text, exclude, xray.number)
+        reading = config.plan, done.output, text, exclude, xray.number, Allowed.of(self._host)
+        made = await starting.read(self._host.reactor, text, *reading)
         return XrayPlan(self._host, self._installation, self._sharing, made)

@@ -59,6 +59,8 @@ def test_nothing_but_a_key_is_needed(home: Path) -> None:
         traffic_interval=10,
         debug=False,
         drivers={
+            "CORE_PATHS": "",
+            "CORE_ALLOW": "",
             "SING_BOX_EXECUTABLE_PATH": "",
             "XRAY_EXECUTABLE_PATH": "",
             "XRAY_ASSETS_PATH": "",
@@ -120,8 +122,18 @@ def test_every_fault_at_once(home: Path) -> None:
         LOG_BUFFER_SIZE="0",
         DEBUG="maybe",
         XRAY_SPLICE="perhaps",
+        CORE_PATHS="/etc/certs:certs",
     )
-    names = ["REST_PORT", "GRPC_PORT", "API_KEY", "SSL_CERT_FILE", "LOG_BUFFER_SIZE", "DEBUG", "XRAY_SPLICE"]
+    names = [
+        "REST_PORT",
+        "GRPC_PORT",
+        "API_KEY",
+        "SSL_CERT_FILE",
+        "LOG_BUFFER_SIZE",
+        "DEBUG",
+        "XRAY_SPLICE",
+        "CORE_PATHS",
+    ]
     assert sorted(fault.partition(":")[0] for fault in told) == sorted(names)
     assert not [fault for fault in told if "\n" in fault]
 
