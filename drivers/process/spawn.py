@@ -26,6 +26,9 @@ from node.reactor import Reactor
 # Seconds that a command may take, and bytes of its output; of what it says the last lines are kept.
 SECONDS = 30.0
 OUTPUT = 256 * 1024**2
+# Bytes of memory of its own that a command may take, and how many more for each byte that it reads.
+LOOK_MEMORY = 1024**3
+LOOK_MEMORY_FACTOR = 48
 
 
 @dataclass(frozen=True)
@@ -39,23 +42,27 @@ class Done(Exit):
 class Spawner:
     """Starts child processes that end with the node: by way of setpriv(1) if there is one that can, else of our script.
 
-    `owner` is a directory that one node has at a time.
+    `owner` is a directory that one node has at a time, `rules` are what the processes are kept to, and `data` how many
+    bytes of memory of its own a core may have.
     """
 
     reactor: Reactor
     owner: Path
     environment: Mapping[str, str]
     setpriv: str | None = None
+    rules: tuple[str, ...] = ()
+    data: int | None = None
 
     def spawn(self, process: CoreProcess, command: Sequence[str], files: Mapping[int, int]) -> None:
         """Start `command` (an absolute path first). `files` maps the child's descriptors to ours, 0 among them.
 
         Raises `CoreFailed` where nothing can be spawned.
         """
-        argv = leashed([*command], self.setpriv)
+        argv = leashed([*command], self.setpriv, self.rules)
         try:
             environment = {**self.environment, MARK: mark(self.owner)}
             self.reactor.spawnProcess(process, argv[0], argv, env=environment, childFDs={1: "r", 2: "r", **files})
+            _limit(process.pid, resource.RLIMIT_DATA, self.data)
         except OSError as error:
             raise CoreFailed(f"{command[0]} cannot be run: {error}") from error
 
@@ -69,9 +76,10 @@ class Spawner:
         process = CoreProcess(self.reactor, lambda _: None)
         with ExitStack() as files:
             source, sink = (opened(content, files) for content in (stdin, b""))
-            self.spawn(process, command, {0: source, output: sink})
+            memory = LOOK_MEMORY + LOOK_MEMORY_FACTOR * len(stdin)
+            replace(self, data=memory).spawn(process, command, {0: source, output: sink})
             try:
-                _limit(process.pid)
+                _limit(process.pid, resource.RLIMIT_FSIZE, OUTPUT)
                 ended = await process.when_exited().addTimeout(seconds, self.reactor)
             except defer.TimeoutError as late:
                 raise CoreFailed(f"{Path(command[0]).name} did not answer within {seconds:g} s") from late
@@ -100,12 +108,12 @@ async def by_setpriv(spawner: Spawner) -> Spawner:
     return better if tried.code == 0 else spawner
 
 
-def _limit(pid: int | None) -> None:
-    """Have a process, if it is still there, write no file beyond OUTPUT, or what the node itself may write."""
-    if pid is not None:
-        own = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-        soft, hard = (OUTPUT if limit == resource.RLIM_INFINITY else min(limit, OUTPUT) for limit in own)
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
+def _limit(pid: int | None, what: int, most: int | None) -> None:
+    """Have a process, if it is still there, take no more of something, or what the node itself may take."""
+    if pid is not None and most is not None:
+        own = resource.prlimit(pid, what)
+        soft, hard = (most if limit == resource.RLIM_INFINITY else min(limit, most) for limit in own)
+        resource.prlimit(pid, what, (soft, hard))
 
 
 def opened(content: bytes, files: ExitStack) -> int:
