@@ -12,10 +12,11 @@ from twisted.internet.threads import deferToThreadPool
 
 from drivers.install.install import find
 from drivers.install.releases import Core, InstallError
+from drivers.process import memory
 from drivers.process.child import CoreProcess
 from drivers.process.confinement import Confinement, Touched, unconfined
 from drivers.process.paths import Paths
-from drivers.process.settings import executable_setting
+from drivers.process.settings import CORE_MEMORY, executable_setting
 from drivers.process.spawn import Done, Spawner, by_setpriv, opened
 from node.contract.driver import Host
 from node.errors import CoreFailed
@@ -113,7 +114,8 @@ class Installation:
     async def current(self) -> Executable:
         """The executable to run now. Raises `CoreFailed` with what to do if there is none."""
         known = self._known if self._known and self._known.path.is_file() else await self._found()
-        spawner = replace(known.spawner, environment=self.environment(known.path))
+        most = memory.allowed(self.host.settings.get(CORE_MEMORY.name, ""))
+        spawner = replace(known.spawner, environment=self.environment(known.path), data=most)
         confinement = Confinement(self.paths, self.host.directory, self.assets(known.path))
         known = replace(known, spawner=spawner, confinement=confinement).touching(Touched())
         changed = known.path.stat().st_mtime_ns

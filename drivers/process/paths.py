@@ -62,6 +62,8 @@ class Paths:
         """Raises `InvalidConfig` for a file that `place` of a configuration must not name."""
         if not self.allows(path):
             raise InvalidConfig(f"{place}: {str(path)!r} is in no directory that {CORE_PATHS.name} allows")
+        if Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
+            raise InvalidConfig(f"{place}: {str(path)!r} is a device, a pipe or a socket, and no file")
 
 
 def resolved(path: str | Path) -> Path | None:

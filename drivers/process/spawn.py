@@ -10,7 +10,7 @@ import os
 import resource
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,9 @@ from twisted.internet import defer
 
 from drivers.process.child import CoreProcess
 from drivers.process.leash import MISSING, UNFIT, leashed
+from drivers.process.memory import soft_limit
 from drivers.process.orphans import MARK, mark
+from drivers.process.settings import CORE_MEMORY
 from node.contract.driver import Exit
 from node.errors import CoreFailed
 from node.reactor import Reactor
@@ -58,11 +60,17 @@ class Spawner:
 
         Raises `CoreFailed` where nothing can be spawned.
         """
+        replace(self, environment={**self.environment, **soft_limit(self.data)})._spawn(process, command, files)
+        if self.data is not None:
+            process.allowance = f"{CORE_MEMORY.name} allows a core {self.data // 1024**2} MiB"
+            with suppress(ProcessLookupError):
+                _limit(process.pid, resource.RLIMIT_DATA, self.data)
+
+    def _spawn(self, process: CoreProcess, command: Sequence[str], files: Mapping[int, int]) -> None:
         argv = leashed([*command], self.setpriv, self.rules)
         try:
             environment = {**self.environment, MARK: mark(self.owner)}
             self.reactor.spawnProcess(process, argv[0], argv, env=environment, childFDs={1: "r", 2: "r", **files})
-            _limit(process.pid, resource.RLIMIT_DATA, self.data)
         except OSError as error:
             raise CoreFailed(f"{command[0]} cannot be run: {error}") from error
 
@@ -76,9 +84,10 @@ class Spawner:
         process = CoreProcess(self.reactor, lambda _: None)
         with ExitStack() as files:
             source, sink = (opened(content, files) for content in (stdin, b""))
-            memory = LOOK_MEMORY + LOOK_MEMORY_FACTOR * len(stdin)
-            replace(self, data=memory).spawn(process, command, {0: source, output: sink})
+            self._spawn(process, command, {0: source, output: sink})
             try:
+                memory = LOOK_MEMORY + LOOK_MEMORY_FACTOR * len(stdin)
+                _limit(process.pid, resource.RLIMIT_DATA, memory)
                 _limit(process.pid, resource.RLIMIT_FSIZE, OUTPUT)
                 ended = await process.when_exited().addTimeout(seconds, self.reactor)
             except defer.TimeoutError as late:
@@ -87,6 +96,9 @@ class Spawner:
                 raise CoreFailed(f"{command[0]} cannot be run: {error}") from error
             finally:
                 process.abandon()
+            if process.starved:
+                needed = f"needs more memory than the {memory // 1024**2} MiB that it may have"
+                raise CoreFailed(f"{Path(command[0]).name} {needed} to look at a configuration")
             if ended.code in (MISSING, UNFIT):
                 raise CoreFailed(f"{command[0]} cannot be run: {' '.join(ended.lines)}")
             return Done(ended.code, ended.lines, os.pread(sink, os.fstat(sink).st_size, 0))
@@ -108,9 +120,9 @@ async def by_setpriv(spawner: Spawner) -> Spawner:
     return better if tried.code == 0 else spawner
 
 
-def _limit(pid: int | None, what: int, most: int | None) -> None:
+def _limit(pid: int | None, what: int, most: int) -> None:
     """Have a process, if it is still there, take no more of something, or what the node itself may take."""
-    if pid is not None and most is not None:
+    if pid is not None:
         own = resource.prlimit(pid, what)
         soft, hard = (most if limit == resource.RLIM_INFINITY else min(limit, most) for limit in own)
         resource.prlimit(pid, what, (soft, hard))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from drivers.process import confinement
+from drivers.process import confinement, leash
 from drivers.process.confinement import NO_LANDLOCK, Confinement, Touched, named_places, unconfined
 from drivers.process.elf import Script, interpreter
 from drivers.process.leash import attributes, handled, leashed
@@ -74,7 +74,7 @@ def ground(tmp_path: Path) -> Ground:
 @pytest.fixture
 def without_landlock(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     confinement.supported.cache_clear()
-    monkeypatch.setattr(confinement.leash, "version", lambda: 0)
+    monkeypatch.setattr(leash, "version", lambda: 0)
     yield
     confinement.supported.cache_clear()
 
