@@ -12,8 +12,8 @@ from drivers.process.elf import Script, interpreter
 from drivers.process.paths import CERTIFICATES, Paths
 
 NO_LANDLOCK = (
-    "this kernel has no Landlock: a core can read and write all that the node can, its key among it; what of a "
-    "configuration names a file is checked by the node alone"
+    "there is no Landlock here (Linux 5.13 or later has it): a core can read and write all that the node can, its key "
+    "among it, and only the files that the node sees a configuration name are kept from it"
 )
 SCRIPT = "{} is a script: it, and the core that it runs, can read and write all that the node can"
 

@@ -35,7 +35,7 @@ def asked(tree: Json, paths: Paths, unconfined: str | None) -> Touched:
     for named in texts(tree):
         if named.text and _is_file(named):
             if unconfined is not None and _SERVED.search(named.place):
-                raise InvalidConfig(f"{named.place}: a directory is not served to strangers while {unconfined}")
+                raise InvalidConfig(f"{named.place}: a directory is not served to strangers here: {unconfined}")
             paths.require(named.text, named.place)
     found = (range(port, port + 1) for port in sorted(set(_ports(tree))))
     return Touched(readable(tree, paths), (), tuple(found), is_abstract(tree))

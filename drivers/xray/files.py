@@ -54,7 +54,7 @@ def check(base: Config, paths: Paths, unconfined: str | None) -> None:
     """Raises `InvalidConfig` for a file that a converted configuration must not name."""
     for file in named(base):
         if file.is_served and unconfined is not None:
-            raise InvalidConfig(f"{file.place}: a directory is not served to strangers while {unconfined}")
+            raise InvalidConfig(f"{file.place}: a directory is not served to strangers here: {unconfined}")
         paths.require(file.path, file.place)
 
 
