@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-
-import psutil
 
 _AMOUNT = re.compile(r"([0-9]{1,12})([KMG%]?)", re.IGNORECASE)
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
@@ -25,7 +24,7 @@ def amount(text: str, machine: int) -> int | None:
 
 def fault(text: str) -> str:
     """Why a setting cannot be used; empty if it can."""
-    found = amount(text, psutil.virtual_memory().total)
+    found = amount(text, _machine())
     if found is None:
         return f"{text!r} is no number of bytes (with K, M or G) and no per cent of the machine's memory"
     return f"{text!r} is less than {LEAST // 1024**2}M" if found < LEAST else ""
@@ -33,9 +32,14 @@ def fault(text: str) -> str:
 
 def allowed(text: str) -> int | None:
     """Bytes that a core may have by this setting; None where nothing is set."""
-    return amount(text, psutil.virtual_memory().total) if text else None
+    return amount(text, _machine()) if text else None
 
 
 def soft_limit(most: int | None) -> dict[str, str]:
     """What Go's runtime is told of it."""
     return {} if most is None else {"GOMEMLIMIT": str(int(most * _SOFT))}
+
+
+def _machine() -> int:
+    """Bytes of memory that there are."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

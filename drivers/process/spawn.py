@@ -97,7 +97,7 @@ class Spawner:
             finally:
                 process.abandon()
             if process.starved:
-                needed = f"needs more memory than the {memory // 1024**2} MiB that it may have"
+                needed = f"is out of memory: it needs more than the {memory // 1024**2} MiB that it may have"
                 raise CoreFailed(f"{Path(command[0]).name} {needed} to look at a configuration")
             if ended.code in (MISSING, UNFIT):
                 raise CoreFailed(f"{command[0]} cannot be run: {' '.join(ended.lines)}")

@@ -58,7 +58,7 @@ class AuditTests(TestCase):
         assert not refused
         self.core: XrayGeneration = await self.plan.launch(self.roster.target, 8)
         self.addCleanup(lambda: Deferred.fromCoroutine(self.core.stop()))
-        [socket] = directory.glob("*.sock")
+        [socket] = (directory / "run").glob("*.sock")
         self.behind = Api(str(socket))
         self.addCleanup(lambda: aio.run(self.behind.close()))
 
