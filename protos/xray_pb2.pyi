@@ -230,13 +230,23 @@ class SocketConfig(_message.Message):
     accept_proxy_protocol: bool
     def __init__(self, tproxy: _Optional[int] = ..., accept_proxy_protocol: bool = ...) -> None: ...
 
+class TlsCertificate(_message.Message):
+    __slots__ = ("certificate_path", "key_path")
+    CERTIFICATE_PATH_FIELD_NUMBER: _ClassVar[int]
+    KEY_PATH_FIELD_NUMBER: _ClassVar[int]
+    certificate_path: str
+    key_path: str
+    def __init__(self, certificate_path: _Optional[str] = ..., key_path: _Optional[str] = ...) -> None: ...
+
 class TlsConfig(_message.Message):
-    __slots__ = ("next_protocol", "master_key_log")
+    __slots__ = ("certificate", "next_protocol", "master_key_log")
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     NEXT_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     MASTER_KEY_LOG_FIELD_NUMBER: _ClassVar[int]
+    certificate: _containers.RepeatedCompositeFieldContainer[TlsCertificate]
     next_protocol: _containers.RepeatedScalarFieldContainer[str]
     master_key_log: str
-    def __init__(self, next_protocol: _Optional[_Iterable[str]] = ..., master_key_log: _Optional[str] = ...) -> None: ...
+    def __init__(self, certificate: _Optional[_Iterable[_Union[TlsCertificate, _Mapping]]] = ..., next_protocol: _Optional[_Iterable[str]] = ..., master_key_log: _Optional[str] = ...) -> None: ...
 
 class RealityConfig(_message.Message):
     __slots__ = ("show", "dest", "type", "master_key_log")
@@ -271,10 +281,14 @@ class SplitHttpConfig(_message.Message):
     def __init__(self, download_settings: _Optional[_Union[StreamConfig, _Mapping]] = ...) -> None: ...
 
 class HysteriaTransportConfig(_message.Message):
-    __slots__ = ("auth",)
+    __slots__ = ("auth", "masq_type", "masq_file")
     AUTH_FIELD_NUMBER: _ClassVar[int]
+    MASQ_TYPE_FIELD_NUMBER: _ClassVar[int]
+    MASQ_FILE_FIELD_NUMBER: _ClassVar[int]
     auth: str
-    def __init__(self, auth: _Optional[str] = ...) -> None: ...
+    masq_type: str
+    masq_file: str
+    def __init__(self, auth: _Optional[str] = ..., masq_type: _Optional[str] = ..., masq_file: _Optional[str] = ...) -> None: ...
 
 class CommanderConfig(_message.Message):
     __slots__ = ("tag", "service", "listen")

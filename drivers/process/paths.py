@@ -11,6 +11,13 @@ from drivers.process.settings import CORE_PATHS
 from node.contract.driver import Host
 from node.errors import InvalidConfig
 
+# Where systems have the certificates of authorities, which are no secret.
+CERTIFICATES = (
+    *("/etc/ssl/certs", "/etc/ssl/cert.pem", "/etc/ssl/ca-bundle.pem", "/etc/pki/tls/certs", "/etc/pki/tls/cacert.pem"),
+    *("/etc/pki/ca-trust", "/usr/share/ca-certificates", "/usr/local/share/ca-certificates", "/usr/share/pki"),
+    *("/etc/ca-certificates", "/var/lib/ca-certificates", "/usr/share/ssl/certs"),
+)
+
 
 def directories(text: str) -> tuple[Path, ...]:
     """The directories that a setting lists, as it lists them."""
@@ -21,17 +28,23 @@ def directories(text: str) -> tuple[Path, ...]:
 class Paths:
     """What cores may read for a configuration: resolved directories (or files), and what is withheld from it in them.
 
-    `own` is the directory in which cores have their sockets.
+    `own` is the directory in which cores have their sockets, `listed` are the allowed ones as the operator wrote them.
     """
 
     allowed: tuple[Path, ...] = ()
     withheld: tuple[Path, ...] = ()
     own: Path | None = None
+    listed: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, host: Host) -> Paths:
-        listed = directories(host.settings.get(CORE_PATHS.name, ""))
-        return cls(_resolved(listed), _resolved(host.withheld), Path(os.path.realpath(host.directory)))
+        listed = (*directories(host.settings.get(CORE_PATHS.name, "")), *map(Path, CERTIFICATES))
+        own = Path(os.path.realpath(host.directory))
+        return cls(_resolved(listed), _resolved(host.withheld), own, tuple(map(str, listed)))
+
+    def may_allow(self, text: str) -> bool:
+        """Whether this looks like a path that is allowed. Costs little, for the many texts that are no paths at all."""
+        return text.startswith((*self.listed, *map(str, self.allowed)))
 
     def allows(self, path: str | Path) -> bool:
         """Whether a configuration may name this file or directory: where links and `..` lead is what counts."""
@@ -49,6 +62,8 @@ class Paths:
         """Raises `InvalidConfig` for a file that `place` of a configuration must not name."""
         if not self.allows(path):
             raise InvalidConfig(f"{place}: {str(path)!r} is in no directory that {CORE_PATHS.name} allows")
+        if Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
+            raise InvalidConfig(f"{place}: {str(path)!r} is a device, a pipe or a socket, and no file")
 
 
 def resolved(path: str | Path) -> Path | None:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from drivers.install.releases import Core
+from drivers.process.memory import fault
 from node.contract.settings import Setting
 
 
@@ -23,7 +24,13 @@ CORE_PATHS = Setting(
 CORE_ALLOW = Setting(
     "CORE_ALLOW", "what configurations may have beyond what the node knows, by commas (see configuration.md)"
 )
-SETTINGS = (CORE_PATHS, CORE_ALLOW)
+CORE_MEMORY = Setting(
+    "CORE_MEMORY",
+    "how much memory a core may have of its own: bytes (`512M`, `2G`) or per cent of the machine's (`60%`); one that "
+    "needs more ends, and is started again (default: no limit)",
+    fault=fault,
+)
+SETTINGS = (CORE_PATHS, CORE_ALLOW, CORE_MEMORY)
 
 
 def executable_setting(core: Core) -> Setting:

@@ -61,6 +61,7 @@ def test_nothing_but_a_key_is_needed(home: Path) -> None:
         drivers={
             "CORE_PATHS": "",
             "CORE_ALLOW": "",
+            "CORE_MEMORY": "",
             "SING_BOX_EXECUTABLE_PATH": "",
             "XRAY_EXECUTABLE_PATH": "",
             "XRAY_ASSETS_PATH": "",
@@ -123,6 +124,7 @@ def test_every_fault_at_once(home: Path) -> None:
         DEBUG="maybe",
         XRAY_SPLICE="perhaps",
         CORE_PATHS="/etc/certs:certs",
+        CORE_MEMORY="1M",
     )
     names = [
         "REST_PORT",
@@ -133,6 +135,7 @@ def test_every_fault_at_once(home: Path) -> None:
         "DEBUG",
         "XRAY_SPLICE",
         "CORE_PATHS",
+        "CORE_MEMORY",
     ]
     assert sorted(fault.partition(":")[0] for fault in told) == sorted(names)
     assert not [fault for fault in told if "\n" in fault]
