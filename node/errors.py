@@ -75,6 +75,12 @@ class Unauthenticated(NodeError):
         super().__init__(text)
 
 
+class Forbidden(NodeError):
+    """The key is a right one, and its scope does not have this."""
+
+    code, http, grpc = "forbidden", 403, "PERMISSION_DENIED"
+
+
 class InvalidRequest(NodeError):
     """The body is not the message that the method takes, or says something impossible."""
 
@@ -201,6 +207,7 @@ class ShuttingDown(NodeError):
 KINDS: tuple[type[NodeError], ...] = (
     Internal,
     Unauthenticated,
+    Forbidden,
     InvalidRequest,
     InvalidConfig,
     UnknownPath,

@@ -102,6 +102,21 @@ class Relay(Protocol):
             self.connection.arm(self._connections.limits.idle, self._look_at_rest)
             self._look_after()
 
+    @property
+    def address(self) -> str:
+        return self.connection.address
+
+    def refused(self) -> None:
+        """A request of theirs carries a wrong key, or none. After many the connection lies still, and ends."""
+        late = self._connections.guesses.wrong(self.connection)
+        if late and not (self.connection.known or self.connection.over or self._leaving):
+            self._leaving = True
+            if self._server is not None:
+                self._server.leave()
+            self.transport.unregisterProducer()
+            self.transport.pauseProducing()
+            self.connection.arm(late, self.connection.cut)
+
     def watch(self, delivered: Deferred[bool]) -> None:
         """The server has written a reply: fire this when it is known whether it arrived."""
         if self._server is None:

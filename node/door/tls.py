@@ -22,12 +22,11 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 from OpenSSL import SSL
-from twisted.application.service import Service
 from twisted.internet.interfaces import IOpenSSLServerConnectionCreator, IReactorTime
 from zope.interface import implementer
 
 from node.logs import Logger
-from node.periodic import Periodic
+from node.watching import FileWatch, Stamp, stamp
 
 # The protocols, for a port that both are served on: the first that a client offers is chosen.
 REST_FIRST = (b"http/1.1", b"h2")
@@ -36,7 +35,6 @@ _CURVES = ("secp256r1", "secp384r1", "secp521r1")  # gRPC's clients take no othe
 
 PrivateKey = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey | rsa.RSAPrivateKey
 Protocols = tuple[bytes, ...]
-Stamp = tuple[tuple[int, ...] | None, ...]
 
 
 class BadPair(Exception):
@@ -172,17 +170,17 @@ class Certificates:
 
     def load(self) -> None:
         """Read the files, now to be served. Raises BadPair, and what was served before stays."""
-        stamp = self._stamp()  # before reading, so that a change in between is noticed later
+        seen = self._stamp()  # before reading, so that a change in between is noticed later
         try:
             pair = read_pair(self._cert_file, self._key_file)
             if self._served is None or pair != self._served.pair:
                 orders = (REST_FIRST, GRPC_FIRST)
                 self._served = _Served(pair, {order: _context(pair, self._cert_file, order) for order in orders})
         except BadPair:
-            self._seen = stamp
+            self._seen = seen
             raise
         # After anything else they are looked at again the next time.
-        self._seen, self.fault = stamp, ""
+        self._seen, self.fault = seen, ""
         self._report(pair)
 
     def reload(self) -> bool:
@@ -211,7 +209,7 @@ class Certificates:
         return ContextFactory(self, protocols)
 
     def _stamp(self) -> Stamp:
-        return tuple(_file_stamp(file) for file in (self._cert_file, self._key_file))
+        return stamp((self._cert_file, self._key_file))
 
     def _report(self, pair: Pair) -> None:
         end = x509.load_pem_x509_certificate(pair.chain).not_valid_after_utc
@@ -219,15 +217,6 @@ class Certificates:
             self.log.info("serving {file}, valid until {end}", file=str(self._cert_file), end=str(end))
         else:
             self.log.warn("{file} expired at {end}: clients will refuse it", file=str(self._cert_file), end=str(end))
-
-
-def _file_stamp(file: Path) -> tuple[int, ...] | None:
-    try:
-        found = file.stat()
-    except OSError:
-        return None  # reading it will say why
-    # ctime tells of a chmod that made the file readable.
-    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
 
 @implementer(IOpenSSLServerConnectionCreator)
@@ -242,26 +231,8 @@ class ContextFactory:
         return SSL.Connection(self._certificates.current.contexts[self._protocols], None)
 
 
-class CertificateWatch(Service):
+class CertificateWatch(FileWatch):
     """Looks at the files every `interval` seconds and loads them when they changed, as after a renewal."""
 
     def __init__(self, certificates: Certificates, reactor: IReactorTime, interval: float = 10) -> None:
-        self._certificates = certificates
-        self._looking = Periodic("looking for a new certificate", self._look, interval, reactor)
-
-    @property
-    def warnings(self) -> list[str]:
-        """Whether a renewal may go unnoticed."""
-        return [text for text in (self._certificates.fault, *self._looking.warnings) if text]
-
-    def startService(self) -> None:
-        super().startService()
-        self._looking.start()
-
-    def stopService(self) -> None:
-        super().stopService()
-        self._looking.stop()
-
-    def _look(self) -> None:
-        if self._certificates.changed():
-            self._certificates.reload()
+        super().__init__("a new certificate", certificates, reactor, interval)

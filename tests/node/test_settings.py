@@ -43,6 +43,9 @@ def test_nothing_but_a_key_is_needed(home: Path) -> None:
     settings = loaded(home)
     assert settings == Settings(
         api_key=KEY,
+        api_key_file=None,
+        keys_file=home / "var" / "api_keys",
+        keys_required=False,
         host="",
         rest_port=62051,
         grpc_port=62050,

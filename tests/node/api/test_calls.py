@@ -14,14 +14,17 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from node.api.auth import Dialect
+from node.api.auth import Caller, Dialect
 from node.api.calls import Call, Calls, Reply, parse, watched
 from node.api.methods import METHODS, Kind, Method
 from node.errors import Internal, InvalidRequest, NodeError, NotInitialized, Unsupported
+from node.keyfile import Key, Scope
 from node.logs import COALESCE, REPLAY, LogRing
 from node.waiting import fire
 from protos.service_pb2 import BaseInfoResponse, Empty, StatRequest, StatResponse, User
 
+KEY = Key("ann", Scope.ALL, b"1")
+CALLER = Caller(KEY, address="192.0.2.1")
 BY_NAME = {method.name: method for method in METHODS}
 # A string field that is not UTF-8, a length beyond the end, a field without its value.
 BROKEN = (b"\x0a\x02\xff\xff", b"\x0a\x7fx", b"\x0a")
@@ -95,7 +98,7 @@ class CallTests(SynchronousTestCase):
         self.calls = Calls(self.backend, self.ring)
 
     def unary(self, name: str, body: bytes = b"", dialect: Dialect = Dialect.DOCUMENT) -> Deferred[Reply]:
-        return ensureDeferred(self.calls.unary(BY_NAME[name], body, dialect))
+        return ensureDeferred(self.calls.unary(BY_NAME[name], body, Caller(KEY, dialect)))
 
     def test_a_call_is_answered(self) -> None:
         """The request arrives parsed with its dialect, the reply leaves serialised."""
@@ -190,7 +193,7 @@ class CallTests(SynchronousTestCase):
 
     def test_a_stream_of_requests(self) -> None:
         """Messages arrive one by one, each a sign of life, and the reply comes at the end; no backend is asked for."""
-        feed = self.calls.open(BY_NAME["SyncUser"])
+        feed = self.calls.open(BY_NAME["SyncUser"], CALLER)
         for name in ("ann", "bob"):
             self.successResultOf(ensureDeferred(feed.feed(User(email=name).SerializeToString())))
         self.assertEqual(self.successResultOf(ensureDeferred(feed.finish())), b"")
@@ -199,7 +202,7 @@ class CallTests(SynchronousTestCase):
 
     def test_a_stream_with_a_broken_message(self) -> None:
         """A message that cannot be read ends the call as a wrong request."""
-        feed = self.calls.open(BY_NAME["SyncUser"])
+        feed = self.calls.open(BY_NAME["SyncUser"], CALLER)
         for body in BROKEN:
             self.failureResultOf(ensureDeferred(feed.feed(body)), InvalidRequest)
 
@@ -207,13 +210,13 @@ class CallTests(SynchronousTestCase):
         """The end of a stream fails as any call does."""
         for fault, kind in ((Unsupported("no"), Unsupported), (KeyError("x"), Internal)):
             self.backend.fault = fault
-            self.failureResultOf(ensureDeferred(self.calls.open(BY_NAME["SyncUser"]).finish()), kind)
+            self.failureResultOf(ensureDeferred(self.calls.open(BY_NAME["SyncUser"], CALLER).finish()), kind)
         self.assertEqual(len(self.flushLoggedErrors(KeyError)), 1)
 
     def test_readers_of_logs(self) -> None:
         """Each reader gets the tail and then what comes, without a word from the backend but that it was opened."""
         self.ring.extend(f"{number}" for number in range(REPLAY + 1))
-        one, two = self.calls.logs(), self.calls.logs()
+        one, two = (self.calls.logs(BY_NAME["GetLogs"], CALLER) for _ in range(2))
         for reader in (one, two):
             lines = self.successResultOf(ensureDeferred(reader.next()))
             self.assertEqual(lines, [f"{number}" for number in range(1, REPLAY + 1)])
