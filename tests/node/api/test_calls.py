@@ -17,7 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from node.api.auth import Caller, Dialect
 from node.api.calls import Call, Calls, Reply, parse, watched
 from node.api.methods import METHODS, Kind, Method
-from node.errors import Internal, InvalidRequest, NodeError, NotInitialized, Unsupported
+from node.errors import Forbidden, Internal, InvalidRequest, NodeError, NotInitialized, Unauthenticated, Unsupported
 from node.keyfile import Key, Scope
 from node.logs import COALESCE, REPLAY, LogRing
 from node.waiting import fire
@@ -68,6 +68,9 @@ class Recorder:
 
     async def info(self, request: Empty, call: Call) -> Message:
         return self._answer("info", request, call, BaseInfoResponse(version="1.0.0"))
+
+    async def stop(self, request: Empty, call: Call) -> Message:
+        return self._answer("stop", request, call, Empty())
 
     async def online(self, request: StatRequest, call: Call) -> Message:
         reply = self._answer("online", request, call, StatResponse())
@@ -212,6 +215,34 @@ class CallTests(SynchronousTestCase):
             self.backend.fault = fault
             self.failureResultOf(ensureDeferred(self.calls.open(BY_NAME["SyncUser"], CALLER).finish()), kind)
         self.assertEqual(len(self.flushLoggedErrors(KeyError)), 1)
+
+    def test_who_looks_on(self) -> None:
+        """A key that may not control keeps no backend alive, and takes no counters."""
+        reader = Caller(Key("bob", Scope.READ, b"2"))
+        self.successResultOf(ensureDeferred(self.calls.unary(BY_NAME["GetBaseInfo"], b"", reader)))
+        self.calls.logs(BY_NAME["GetLogs"], reader)
+        for name, request in (("Stop", Empty()), ("GetStats", StatRequest(reset=True))):
+            call = self.calls.unary(BY_NAME[name], request.SerializeToString(), reader)
+            self.failureResultOf(ensureDeferred(call), Forbidden)
+        self.assertEqual((self.backend.touched, len(self.backend.asked)), (0, 1))
+
+    def test_a_key_that_is_gone(self) -> None:
+        """Its open streams end: readers at once, users with the next message, and nothing more is applied."""
+        reader = self.calls.logs(BY_NAME["GetLogs"], CALLER)
+        feed = self.calls.open(BY_NAME["SyncUser"], CALLER)
+        waiting = ensureDeferred(reader.next())
+        self.calls.dismiss({Key("other", Scope.ALL, b"3")})
+        self.successResultOf(ensureDeferred(feed.feed(User(email="ann").SerializeToString())))
+        self.assertNoResult(waiting)
+        self.calls.dismiss({KEY})
+        for late in (waiting, reader.next(), feed.feed(b""), feed.finish()):
+            self.failureResultOf(ensureDeferred(late), Unauthenticated)
+        self.assertEqual([user.email for user in self.backend.collected[0].messages], ["ann"])
+
+    def test_who_did_what(self) -> None:
+        """A Stop is an event each time, with key and address; the log has it, too."""
+        self.successResultOf(self.unary("Stop"))
+        self.assertEqual(self.ring.read(0)[0], ["[node] Stop by key ann"])
 
     def test_readers_of_logs(self) -> None:
         """Each reader gets the tail and then what comes, without a word from the backend but that it was opened."""
