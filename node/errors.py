@@ -67,7 +67,7 @@ class Internal(NodeError):
 
 
 class Unauthenticated(NodeError):
-    """The request does not carry the node's API key."""
+    """The request does not carry a key of the node."""
 
     code, http, grpc = "unauthenticated", 401, "UNAUTHENTICATED"
 

@@ -49,6 +49,16 @@ _SERVING = (
     Setting("SSL_CERT_FILE", "the certificate chain, PEM (default: certificate.pem in STATE_DIR)"),
     Setting("SSL_KEY_FILE", "its key, PEM (default: key.pem in STATE_DIR)"),
     Setting("SSL_SANS", "more names and addresses, by commas, for the certificate that `node.certificate` makes"),
+    Setting(
+        "CLIENT_CA",
+        "a file with the authorities of clients' certificates, reloaded; then nobody is served without one of theirs",
+    ),
+    Setting(
+        "CLIENT_CERTIFICATE",
+        "with CLIENT_CA, beside: a client needs a key, too; instead: the certificate does, and may do all",
+        "beside",
+    ),
+    Setting("TLS_MIN", "1.2 or 1.3: the oldest version of TLS that is spoken", "1.2"),
     Setting("STATE_DIR", "where the node keeps what must outlive it; its own, mode 0700", _STATE_DIR),
     Setting("LOG_BUFFER_SIZE", "how many log lines are kept for readers", "10000"),
 )
@@ -86,6 +96,9 @@ class Settings:
     grpc_port: int | None
     cert_file: Path
     key_file: Path
+    client_ca: Path | None
+    certified: bool
+    newest_tls: bool
     state_dir: Path
     log_buffer_size: int
     stop_grace: int
@@ -152,6 +165,9 @@ class _Check:
             grpc_port=grpc_port,
             cert_file=self._file("SSL_CERT_FILE", state_dir / "certificate.pem"),
             key_file=self._file("SSL_KEY_FILE", state_dir / "key.pem"),
+            client_ca=self._client_ca(),
+            certified=self._certified(),
+            newest_tls=self._word("TLS_MIN", "1.2", "1.3") == "1.3",
             state_dir=state_dir,
             log_buffer_size=self._number("LOG_BUFFER_SIZE", 1, 1_000_000),
             stop_grace=self._number("STOP_GRACE", 0, 3600),
@@ -181,6 +197,21 @@ class _Check:
         if not path.is_file():
             self._faults.append(f"{name}: there is no file {path}; `python -m node.certificate DIR` makes a pair")
         return path
+
+    def _client_ca(self) -> Path | None:
+        if not self._values["CLIENT_CA"]:
+            return None
+        path = self._path("CLIENT_CA")
+        if not path.is_file():
+            self._faults.append(f"CLIENT_CA: there is no file {path}")
+        return path
+
+    def _certified(self) -> bool:
+        """A certificate does without a key."""
+        instead = self._word("CLIENT_CERTIFICATE", "beside", "instead") == "instead"
+        if instead and not self._values["CLIENT_CA"]:
+            self._faults.append("CLIENT_CERTIFICATE: without CLIENT_CA nobody shows a certificate, so a key is needed")
+        return instead
 
     def _number(self, name: str, least: int, most: int) -> int:
         text = self._values[name]
@@ -239,8 +270,9 @@ class _Check:
         return key, file if from_file else None
 
     def _others(self, state_dir: Path, key: str, from_file: bool) -> bool:
-        """No key is set here, and there is a file for others."""
-        there = bool(self._values["API_KEYS_FILE"]) or self._keys_file(state_dir).is_file()
+        """No key is set here, and there is a file for others, or none is needed."""
+        named = self._values["API_KEYS_FILE"] or self._values["CLIENT_CERTIFICATE"].lower() == "instead"
+        there = bool(named) or self._keys_file(state_dir).is_file()
         return not key and not from_file and there
 
     def _keys_file(self, state_dir: Path) -> Path:

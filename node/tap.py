@@ -29,7 +29,7 @@ from node.api.operations import Backend, Policy
 from node.backend.drain import Limits
 from node.contract.driver import Host
 from node.door.entrance import Entrance
-from node.door.tls import GRPC_FIRST, REST_FIRST, BadPair, Certificates, CertificateWatch, Protocols
+from node.door.tls import GRPC_FIRST, REST_FIRST, BadPair, Certificates, CertificateWatch, Demands, Protocols
 from node.door.upstream import Upstream
 from node.keyfile import BadKeys
 from node.logs import Logger, LogRing
@@ -117,7 +117,9 @@ class NodeService(Service):
         self._reactor = reactor
         self._settings = settings
         self._state = StateDirectory(settings.state_dir)
-        self._certificates = Certificates(settings.cert_file, settings.key_file)
+        self._certificates = Certificates(
+            settings.cert_file, settings.key_file, Demands(settings.client_ca, settings.newest_tls)
+        )
         self._watch = CertificateWatch(self._certificates, reactor)
         self._aio = Aio(reactor)
         self._ring = LogRing(reactor, settings.log_buffer_size)
@@ -135,7 +137,7 @@ class NodeService(Service):
             settings.upgrade,
         )
         self._systemd = Systemd(Notifier.from_environment(settings.notify), reactor)
-        authenticator = Authenticator(settings.api_key)
+        authenticator = Authenticator(settings.api_key, settings.certified)
         secrets = [settings.api_key_file] if settings.api_key_file else []
         self._keyring = Keyring(settings.keys_file, settings.keys_required, authenticator, secrets)
         self._keys_watch = FileWatch("new keys", self._keyring, reactor)
