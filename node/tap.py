@@ -143,7 +143,7 @@ class NodeService(Service):
         self._keys_watch = FileWatch("new keys", self._keyring, reactor)
         others = (self._watch, self._keyring, self._keys_watch, self._systemd)
         self._backend = Backend(reactor, self._ring, self._drivers, self._system, self._store, policy, others)
-        self._calls = calls = Calls(self._backend, self._ring)
+        self._calls = calls = Calls(self._backend, self._ring, authenticator.knows)
         self._keyring.gone = calls.dismiss
         self._upstream = Upstream(reactor, self._state.run_dir)
         self._rpc = RpcServer(self._aio, calls, authenticator, self._upstream)

@@ -70,6 +70,10 @@ class Authenticator:
         before, self.keys = self.keys, (*self.fixed, *keys)
         return frozenset(before).difference(self.keys)
 
+    def knows(self, key: Key) -> bool:
+        """It is one still."""
+        return key in self.keys or (self.certified and key is _CERTIFIED)
+
     def check(self, authorization: Iterable[str], x_api_key: Iterable[str]) -> Caller:
         """The caller. Every credential that is given must match, and be the same key; raises `Unauthenticated`."""
         bearer, keys = list(authorization), list(x_api_key)

@@ -78,8 +78,10 @@ class Calls:
 
     log = Logger()
 
-    def __init__(self, backend: Backend, ring: LogRing) -> None:
+    def __init__(self, backend: Backend, ring: LogRing, knows: Callable[[Key], bool] = lambda _: True) -> None:
+        """`knows`: whether a key is one still. A request may be long on its way."""
         self._backend = backend
+        self._knows = knows
         self._ring = ring
         self._audit = Audit(ring)
         self._undelivered: set[Deferred[bool]] = set()
@@ -129,7 +131,12 @@ class Calls:
         return reader
 
     def admit(self, method: Method, caller: Caller) -> None:
-        """Raises `Forbidden` if the key may not call this. A controller's word prolongs the keep-alive."""
+        """Raises `Forbidden` if the key may not call this, `Unauthenticated` if it is none any more.
+
+        A controller's word prolongs the keep-alive.
+        """
+        if not self._knows(caller.key):
+            raise Unauthenticated(_GONE)
         caller.require(method.scope)
         self.touch(caller)
 

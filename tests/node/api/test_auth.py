@@ -137,6 +137,7 @@ def test_several_keys() -> None:
         with pytest.raises(Unauthenticated):
             authenticator.check([], mixed)
     assert authenticator.replace([bob]) == {ann}
+    assert [authenticator.knows(key) for key in (ann, bob, *authenticator.fixed)] == [False, True, True]
     with pytest.raises(Unauthenticated):
         authenticator.check([], [UUID])
 
@@ -159,3 +160,15 @@ def test_what_a_scope_takes() -> None:
             else:
                 with pytest.raises(Forbidden, match=f"the key ann has the scope {has.word}: this takes {needed.word}"):
                     caller.require(needed)
+
+
+def test_a_certificate_instead() -> None:
+    """Where a certificate does, nothing has to be shown, but a wrong key is refused and a right one counts."""
+    authenticator = Authenticator(KEY, certified=True)
+    nobody = authenticator.check([], [])
+    assert (nobody.key.name, nobody.key.scope, authenticator.knows(nobody.key)) == ("certificate", Scope.ALL, True)
+    assert not Authenticator(KEY).knows(nobody.key)
+    assert authenticator.check([], [KEY]).key.name == "default"
+    for wrong in ("", "wrong"):
+        with pytest.raises(Unauthenticated):
+            authenticator.check([], [wrong])

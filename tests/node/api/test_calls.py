@@ -239,6 +239,14 @@ class CallTests(SynchronousTestCase):
             self.failureResultOf(ensureDeferred(late), Unauthenticated)
         self.assertEqual([user.email for user in self.backend.collected[0].messages], ["ann"])
 
+    def test_a_request_that_was_long_on_its_way(self) -> None:
+        """What comes whole when its key is none any more is refused, as are new streams."""
+        calls = Calls(self.backend, self.ring, lambda key: key is not KEY)
+        self.failureResultOf(ensureDeferred(calls.unary(BY_NAME["GetBaseInfo"], b"", CALLER)), Unauthenticated)
+        for work in (lambda: calls.open(BY_NAME["SyncUser"], CALLER), lambda: calls.logs(BY_NAME["GetLogs"], CALLER)):
+            self.assertRaises(Unauthenticated, work)
+        self.assertEqual(self.backend.touched, 0)
+
     def test_who_did_what(self) -> None:
         """A Stop is an event each time, with key and address; the log has it, too."""
         self.successResultOf(self.unary("Stop"))
