@@ -49,6 +49,7 @@ class Relay(Protocol):
         self._passed = 0
         self._asked_at: float | None = None
         self._leaving = False
+        self._held_back: IDelayedCall | None = None
 
     def connectionMade(self) -> None:
         self.connection: Connection = self._connections.enter(self.transport)
@@ -75,6 +76,9 @@ class Relay(Protocol):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.connection.leave()
+        if self._held_back is not None:
+            self._held_back.cancel()
+            self._held_back = None
         if self._server is not None:
             self._server.leave()
         for _, delivered in self._marks:
@@ -101,6 +105,24 @@ class Relay(Protocol):
             self.connection.known = True
             self.connection.arm(self._connections.limits.idle, self._look_at_rest)
             self._look_after()
+
+    @property
+    def address(self) -> str:
+        return self.connection.address
+
+    def refused(self) -> None:
+        """A request of theirs carries a wrong key, or none. After many nothing passes for a while, either way."""
+        late = self._connections.guesses.wrong(self.connection)
+        if late and self._server is not None and self._held_back is None and not self.connection.known:
+            self.transport.pauseProducing()
+            self._server.pauseProducing()
+            self._held_back = self._connections.reactor.callLater(late, self._go_on)
+
+    def _go_on(self) -> None:
+        self._held_back = None
+        if self._server is not None and not (self._leaving or self.connection.over):
+            self._server.resumeProducing()
+            self.transport.resumeProducing()
 
     def watch(self, delivered: Deferred[bool]) -> None:
         """The server has written a reply: fire this when it is known whether it arrived."""

@@ -19,7 +19,7 @@ from twisted.web.resource import IResource
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from zope.interface import implementer
 
-from node.api.auth import Dialect
+from node.api.auth import Caller, Dialect
 from node.api.calls import Calls, LogReader, Reply
 from node.api.methods import METHODS, Kind, Method
 from node.errors import Internal, InvalidRequest, NodeError, UnknownPath, WrongMediaType, WrongVerb
@@ -59,13 +59,15 @@ def _handler(calls: Calls, method: Method) -> Callable[[Request], Awaitable[byte
     work = {Kind.UNARY: _unary, Kind.FEED: _feed, Kind.LOGS: _logs}[method.kind]
 
     async def handle(request: Request) -> bytes:
-        _admit(request)
+        _admit(request, method)
         return await work(calls, method, request)
 
     return handle
 
 
-def _admit(request: Request) -> None:
+def _admit(request: Request, method: Method) -> None:
+    # At the headers it was asked for by the path alone.
+    request.caller.require(method.scope)
     if request.method == b"HEAD":  # werkzeug adds it wherever there is a GET
         raise WrongVerb("HEAD is not an operation of this node")
     media_type = _media_type(request)
@@ -82,22 +84,22 @@ def _media_type(request: Request) -> str:
 
 async def _unary(calls: Calls, method: Method, request: Request) -> bytes:
     body = request.content.getvalue()
-    return await _answer(request, await _accepted(calls.unary(method, body, request.dialect)))
+    return await _answer(request, await _accepted(calls.unary(method, body, request.caller)))
 
 
 async def _feed(calls: Calls, method: Method, request: Request) -> bytes:
-    return await _answer(request, await _accepted(_fed(calls, method, request.content.getvalue())))
+    return await _answer(request, await _accepted(_fed(calls, method, request.content.getvalue(), request.caller)))
 
 
-async def _fed(calls: Calls, method: Method, body: bytes) -> Reply:
-    feed = calls.open(method)
+async def _fed(calls: Calls, method: Method, body: bytes, caller: Caller) -> Reply:
+    feed = calls.open(method, caller)
     for message in method.cut(body):
         await feed.feed(message)
     return Reply(await feed.finish())
 
 
 async def _logs(calls: Calls, method: Method, request: Request) -> bytes:
-    await LogStream(request, calls.logs()).run()
+    await LogStream(request, calls.logs(method, request.caller)).run()
     return b""
 
 

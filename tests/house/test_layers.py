@@ -25,9 +25,10 @@ ROOMS: dict[str, set[str]] = {
     "node.api": {
         *("node.backend", "node.contract", "node.machine", "node.state", "node.traffic"),
         *("node", "node.errors", "node.logs", "node.periodic", "node.reactor", "node.waiting"),
+        *("node.keyfile", "node.secret_file", "node.settings", "node.watching"),
     },
-    "node.door": {"node.logs", "node.periodic", "node.waiting"},
-    "node.transport": {"node.api", "node.door", "node.aio", "node.errors", "node.logs", "node.waiting"},
+    "node.door": {"node.logs", "node.waiting", "node.watching"},
+    "node.transport": {"node.api", "node.door", "node.aio", "node.errors", "node.keyfile", "node.logs", "node.waiting"},
     "node.client": {"node.api", "node.aio", "node.errors", "node.logs"},
     "drivers": {"node.contract", "node.errors"},
     "drivers.install": {"drivers.process.leash"},
