@@ -16,7 +16,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from node.door.connections import Connection, Connections
-from node.door.delivery import tcp
+from node.door.delivery import tcp, written
 from node.door.frames import Code, goaway
 from node.door.manners import Manners, Unmannerly
 from node.door.upstream import Upstream
@@ -47,6 +47,8 @@ class Relay(Protocol):
         # Replies that the server has written and we have not: where they end in what it writes, and who waits.
         self._marks: deque[tuple[int, Deferred[bool]]] = deque()
         self._passed = 0
+        # Where in the connection's stream the last piece of a reply ends.
+        self._end = 0
         self._asked_at: float | None = None
         self._leaving = False
         self._held_back: IDelayedCall | None = None
@@ -88,10 +90,13 @@ class Relay(Protocol):
 
     def reply(self, data: bytes) -> None:
         """The server's bytes for the client."""
-        self._manners.sent(data)
+        replies = self._manners.sent(data)
         self._passed += len(data)
         self._look_after()
         self._write(data)
+        if replies:
+            # What follows, a PING maybe, has no part in it: whoever has the reply may hang up before that comes.
+            self._end = written(self.transport)
         self._look_for_replies()
 
     def server_lost(self) -> None:
@@ -153,7 +158,7 @@ class Relay(Protocol):
     def _look_for_replies(self) -> None:
         """Replies that are written to their end are the kernel's from here on."""
         while self._marks and self._marks[0][0] <= self._passed:
-            self._connections.deliveries.watch(self.transport, self._marks.popleft()[1])
+            self._connections.deliveries.watch(self.transport, self._end, self._marks.popleft()[1])
 
     def _look_after(self) -> None:
         """Note what is awaited now."""
