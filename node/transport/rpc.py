@@ -19,6 +19,7 @@ from node.aio import Aio  # first: it sets gRPC's environment
 # isort: split
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -26,7 +27,7 @@ from node.api.auth import Authenticator, Dialect, dialect
 from node.api.calls import Calls, LogReader, OpenFeed, Reply, watched
 from node.api.methods import MAX_BODY, METHODS, SERVICE, Kind, Method
 from node.door.upstream import Upstream
-from node.errors import Internal, NodeError, Unauthenticated
+from node.errors import Internal, InvalidRequest, NodeError, Unauthenticated
 from node.logs import Logger
 from node.transport.serving import Serving
 from node.waiting import fire
@@ -117,21 +118,44 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return handler if details.method in _PATHS or handler is None else self._telling(handler)
 
     def _telling(self, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
-        """The same handler, which says first whose request it has: the context alone knows."""
+        """The same handler, which says first whose request it has: the context alone knows.
+
+        It is handed bytes: what is no message gRPC would call an error of the server's.
+        """
         kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
         (kind,) = (kind for kind in kinds if getattr(handler, kind) is not None)
         answer = getattr(handler, kind)
+        parsed = partial(_stream if handler.request_streaming else _one, handler.request_deserializer)
 
         async def one(request: Any, context: Context) -> Any:
             self._heard(context.peer())
-            return await answer(request, context)
+            return await answer(await parsed(request, context), context)
 
         async def many(request: Any, context: Context) -> AsyncIterator[Any]:
             self._heard(context.peer())
-            async for reply in answer(request, context):
+            async for reply in answer(await parsed(request, context), context):
                 yield reply
 
-        return handler._replace(**{kind: many if inspect.isasyncgenfunction(answer) else one})
+        return handler._replace(
+            request_deserializer=None, **{kind: many if inspect.isasyncgenfunction(answer) else one}
+        )
+
+
+async def _one(parse: Callable[[bytes], T], body: bytes, context: Context) -> T:
+    try:
+        return parse(body)
+    except DecodeError as fault:
+        error = InvalidRequest(f"the body is not a message of this call: {fault}")
+    await context.abort(grpc.StatusCode[error.grpc], error.text)
+    raise error
+
+
+async def _stream(parse: Callable[[bytes], T], bodies: AsyncIterator[bytes], context: Context) -> AsyncIterator[T]:
+    async def messages() -> AsyncIterator[T]:
+        async for body in bodies:
+            yield await _one(parse, body, context)
+
+    return messages()
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]

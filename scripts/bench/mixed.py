@@ -64,8 +64,9 @@ class Mixed:
         self._on, self._load, self._request, self._port, self._crowd = on, load, request, port, crowd
         self._calm = calm
         self._rest, self._rpc = RestController(on.node), RpcController(on.node)
-        self._turns: Iterator[Controller] = cycle([self._rest, self._rpc])
-        self._asked = cycle(product((self._rest, self._rpc), self._polls()))
+        both: tuple[Controller, ...] = self._rest, self._rpc
+        self._turns = cycle(both)
+        self._asked = cycle(product(both, self._polls()))
         self._version, self._newcomers = 0, count()
         self._outages, self._out = 0, False
         self._reader: LogReader | None = None
@@ -131,7 +132,7 @@ class Mixed:
         try:
             duty.work()
         except (ControllerError, NodeError, AssertionError, OSError) as error:
-            tally.failures.append(f"{type(error).__name__}: {error}")
+            tally.failures.append(f"{time.strftime('%T', time.gmtime())} {type(error).__name__}: {error}")
         tally.add(time.monotonic() - begun)
 
     def _change(self) -> None:
@@ -164,10 +165,14 @@ class Mixed:
     def _kill(self) -> None:
         """All connections end with the core, and are there again when another one is."""
         with self._outage():
-            before = self._on.node.core_pids()
-            os.kill(before[-1], signal.SIGKILL)
-            until(lambda: self._on.core not in before and self._rpc.info().state == "running", _BACK, "another core")
+            core = self._on.core
+            os.kill(core, signal.SIGKILL)
+            until(lambda: core not in self._on.node.core_pids() and self._serves(), _BACK, "another core")
         self._reopen()
+
+    def _serves(self) -> bool:
+        self._load.visit([self._crowd.live.uuid], self._port)
+        return self._rpc.info().state == "running"
 
     def _reopen(self) -> None:
         self._load.close()

@@ -1,11 +1,11 @@
 """An hour of everything that a node is asked to do, and whether it grows: memory, descriptors, threads, files.
 
-`python -m scripts.bench.soak [--minutes 60] [--core xray] [--users 2000] [--picture PATH] [--samples PATH]`. The mix is
-that of `scripts.bench.mixed`, steady in kind and rate, with the usual settings of a node. At the end there is a table,
-and the verdict: the median of the node's memory in the last five minutes against that of minutes 10 to 15, and the same
-of its descriptors and threads; a shorter run is looked at in shorter parts. The status is 1 if anything grew, anything
-failed that should not, or a traceback stands in the node's log. `--picture` takes an SVG of the memory, `--samples` the
-looks, each a line of JSON.
+`python -m scripts.bench.soak [--minutes 60] [--core xray] [--users 2000] [--picture PATH] [--samples PATH]
+[--log PATH]`. The mix is that of `scripts.bench.mixed`, steady in kind and rate, with the usual settings of a node. At
+the end there is a table, and the verdict: the median of the node's memory in the last five minutes against that of
+minutes 10 to 15, and the same of its descriptors and threads; a shorter run is looked at in shorter parts. The status
+is 1 if anything grew, anything failed that should not, or a traceback stands in the node's log. `--picture` takes an
+SVG of the memory, `--samples` the looks, each a line of JSON, `--log` what the node said.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> int:
     table(run, found)
     wrong = faults(found) + failures(run)
     print("\n".join(wrong) or "nothing grew, nothing failed")
-    keep(options, run.samples)
+    keep(options, run)
     return 1 if wrong else 0
 
 
@@ -69,6 +69,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--users", type=int, default=2000)
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--samples", type=Path)
+    parser.add_argument("--log", type=Path)
     return parser.parse_args()
 
 
@@ -107,7 +108,10 @@ def failures(run: Run) -> list[str]:
     return failed + [f"in the log: {line}" for line in run.lines if any(word in line for word in _BAD)]
 
 
-def keep(options: argparse.Namespace, samples: Sequence[Sample]) -> None:
+def keep(options: argparse.Namespace, run: Run) -> None:
+    samples = run.samples
+    if options.log:
+        options.log.write_text("".join(f"{line}\n" for line in run.lines))
     if options.samples:
         options.samples.write_text("".join(json.dumps(sample._asdict()) + "\n" for sample in samples))
     if options.picture:
