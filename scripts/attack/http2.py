@@ -54,7 +54,7 @@ _LOOSE = H2Configuration(header_encoding=None, validate_outbound_headers=False, 
 def attack(node: NodeProcess, random: Random) -> None:
     """A connection with several calls."""
     client = H2Connection(_LOOSE)
-    text = _calls(client, node.key, random) if random.random() < 0.7 else PREFACE + _frames(random)
+    text = calls(node.key, random, client) if random.random() < 0.7 else PREFACE + frames(random)
     changed = random.random() < 0.5
     if changed:
         # A flaw in the preface makes it HTTP/1.1, which has its own attacker.
@@ -82,7 +82,9 @@ def _check(event: Event, cause: bytes) -> None:
         )
 
 
-def _calls(client: H2Connection, key: str, random: Random) -> bytes:
+def calls(key: str, random: Random, client: H2Connection | None = None) -> bytes:
+    """What a client sends for a few calls, from the preface on."""
+    client = client or H2Connection(_LOOSE)
     client.initiate_connection()
     for number in range(random.choice((1, 1, 3, 10))):
         with suppress(ProtocolError, KeyError):
@@ -135,7 +137,7 @@ def _aside(client: H2Connection, stream: int, random: Random) -> None:
             client.close_connection()
 
 
-def _frames(random: Random) -> bytes:
+def frames(random: Random) -> bytes:
     """Frames with any header, most of a kind that there is, and with any content."""
     return b"".join(_frame(random) for _ in range(random.choice((1, 3, 20, 200))))
 

@@ -153,7 +153,8 @@ class Mixed:
 
     def _another(self) -> None:
         self._version += 1
-        self._start()
+        with self._outage():
+            self._start()
 
     def _stop(self) -> None:
         with self._outage():
@@ -182,7 +183,7 @@ class Mixed:
         self._load.visit([user.proxies.vless.id for user in self._crowd.users[-VISITORS:]], self._port)
 
     def _poll(self) -> None:
-        """One question more, over each protocol in turn. Only while no core runs a question may be refused."""
+        """One question more, over each protocol in turn. While a core is being started a question may be refused."""
         controller, ask = next(self._asked)
         before = self._outages, self._out
         try:
