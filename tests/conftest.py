@@ -38,6 +38,8 @@ settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 # For `scripts/test --fast`: a look at each property, not a search.
 settings.register_profile("brief", deadline=None, max_examples=15)
+# By the hour: a search. For tests/node/test_any_bytes.py and the like, with `--timeout=0`.
+settings.register_profile("nightly", deadline=None, max_examples=10_000, database=None)
 
 # Some hundreds are started.
 NodeProcess.child = Forked

@@ -30,6 +30,8 @@ from node.waiting import fire, lasting
 MEDIA_TYPE = "application/x-protobuf"
 # Seconds without a line after which a log stream carries a comment, so that nothing on the way thinks it dead.
 HEARTBEAT = 15.0
+# Messages of one body that are taken before others have their turn.
+TURN = 256
 
 Work = Callable[[Calls, Method, Request], Coroutine[Deferred[object], object, bytes]]
 
@@ -88,13 +90,24 @@ async def _unary(calls: Calls, method: Method, request: Request) -> bytes:
 
 
 async def _feed(calls: Calls, method: Method, request: Request) -> bytes:
+<<<<<<< HEAD
     return await _answer(request, await _accepted(_fed(calls, method, request.content.getvalue(), request.caller)))
 
 
 async def _fed(calls: Calls, method: Method, body: bytes, caller: Caller) -> Reply:
     feed = calls.open(method, caller)
     for message in method.cut(body):
+=======
+    return await _answer(request, await _accepted(_fed(calls, method, request)))
+
+
+async def _fed(calls: Calls, method: Method, request: Request) -> Reply:
+    feed, reactor = calls.open(method), request.site.reactor
+    for number, message in enumerate(method.cut(request.content.getvalue()), 1):
+>>>>>>> attack
         await feed.feed(message)
+        if number % TURN == 0:
+            await deferLater(reactor, 0)
     return Reply(await feed.finish())
 
 

@@ -20,6 +20,7 @@ from node.aio import Aio  # first: it sets gRPC's environment
 # isort: split
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -27,7 +28,11 @@ from node.api.auth import Authenticator, Caller
 from node.api.calls import Calls, LogReader, OpenFeed, Reply, watched
 from node.api.methods import MAX_BODY, METHODS, SERVICE, Kind, Method
 from node.door.upstream import Upstream
+<<<<<<< HEAD
 from node.errors import Forbidden, Internal, NodeError, Unauthenticated
+=======
+from node.errors import Internal, InvalidRequest, NodeError, Unauthenticated
+>>>>>>> attack
 from node.logs import Logger
 from node.transport.serving import Serving
 from node.waiting import fire
@@ -136,6 +141,7 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return _refusal(error, self._hears(caller))
         return self._handlers.of(method, caller)
 
+<<<<<<< HEAD
     def _hears(self, caller: Caller) -> Callable[[str], Awaitable[None]]:
         async def hear(peer: str) -> None:
             self._heard(peer, caller)
@@ -144,20 +150,56 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _telling(self, handler: grpc.RpcMethodHandler, caller: Caller) -> grpc.RpcMethodHandler:
         """The same handler, which says first whose request it has: the context alone knows."""
+=======
+    def _telling(self, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
+        """The same handler, which says first whose request it has: the context alone knows.
+
+        It is handed bytes: what is no message gRPC would call an error of the server's.
+        """
+>>>>>>> attack
         kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
         (kind,) = (kind for kind in kinds if getattr(handler, kind) is not None)
         answer = getattr(handler, kind)
+        parsed = partial(_stream if handler.request_streaming else _one, handler.request_deserializer)
 
         async def one(request: Any, context: Context) -> Any:
+<<<<<<< HEAD
             self._heard(context.peer(), caller)
             return await answer(request, context)
 
         async def many(request: Any, context: Context) -> AsyncIterator[Any]:
             self._heard(context.peer(), caller)
             async for reply in answer(request, context):
+=======
+            self._heard(context.peer())
+            return await answer(await parsed(request, context), context)
+
+        async def many(request: Any, context: Context) -> AsyncIterator[Any]:
+            self._heard(context.peer())
+            async for reply in answer(await parsed(request, context), context):
+>>>>>>> attack
                 yield reply
 
-        return handler._replace(**{kind: many if inspect.isasyncgenfunction(answer) else one})
+        return handler._replace(
+            request_deserializer=None, **{kind: many if inspect.isasyncgenfunction(answer) else one}
+        )
+
+
+async def _one(parse: Callable[[bytes], T], body: bytes, context: Context) -> T:
+    try:
+        return parse(body)
+    except DecodeError as fault:
+        error = InvalidRequest(f"the body is not a message of this call: {fault}")
+    await context.abort(grpc.StatusCode[error.grpc], error.text)
+    raise error
+
+
+async def _stream(parse: Callable[[bytes], T], bodies: AsyncIterator[bytes], context: Context) -> AsyncIterator[T]:
+    async def messages() -> AsyncIterator[T]:
+        async for body in bodies:
+            yield await _one(parse, body, context)
+
+    return messages()
 
 
 class _Handlers:

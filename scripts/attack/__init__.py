@@ -1,1 +1,1 @@
-"""Attackers: what strangers and controllers could send, made by the thousand. Each module can be run by itself."""
+"""Attackers: what strangers, broken clients and controllers could send to a node, made by the thousand."""

@@ -40,10 +40,14 @@ _CALL_SECONDS = 300.0
 
 
 class Crowd:
-    """`size` users of VLESS, each on all of `tags`. The first is `live`, who never changes; the others take turns."""
+    """`size` users of VLESS, each on all of `tags`.
 
-    def __init__(self, size: int, tags: Sequence[str]) -> None:
+    The first is `live`, who never changes, nor do the others of the `steady` first; the rest take turns.
+    """
+
+    def __init__(self, size: int, tags: Sequence[str], steady: int = 1) -> None:
         self.tags = tags
+        self.steady = steady
         self.live = TestUser.new("live")
         self.users = [user(self.live, dict.fromkeys(tags, KIND)), *(self.make(f"{n}.user") for n in range(1, size))]
         self._next = 0
@@ -54,11 +58,21 @@ class Crowd:
 
     def change(self, count: int) -> list[User]:
         """Give the next `count` users in turn another id; they as they now are."""
-        places = [1 + (self._next + step) % (len(self.users) - 1) for step in range(count)]
-        self._next += count
+        places = self._turn(count)
         for place in places:
             self.users[place] = self.make(self.users[place].email)
         return [self.users[place] for place in places]
+
+    def exchange(self, email: str) -> tuple[User, User]:
+        """Put another user in the place of the next one in turn; the new one, and the removal of the other."""
+        (place,) = self._turn(1)
+        gone, self.users[place] = self.users[place], self.make(email)
+        return self.users[place], User(email=gone.email)
+
+    def _turn(self, count: int) -> list[int]:
+        places = [self.steady + (self._next + step) % (len(self.users) - self.steady) for step in range(count)]
+        self._next += count
+        return places
 
 
 class Backing(NamedTuple):

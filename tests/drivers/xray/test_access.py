@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from ipaddress import IPv4Address, IPv6Address
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from hypothesis import strategies as st
 
 from drivers.sockets.connections import endpoint
 from drivers.xray.access import Accepted, BadMask, Endpoints, Mask, Records, Shown, parse
+from node.logs import printable
+from scripts.attack.mutate import mutated
+from tests.harness.many import many, seeds
 
 NEW, OLD = "2026/11/21 02:17:57.788507 ", "2026/11/21 02:17:57 "
 STAMPS = st.sampled_from([NEW, OLD])
@@ -330,3 +334,18 @@ def test_connections_of_our_own(begin: str) -> None:
         "from 127.84.88.79:5 rejected  x",
     ):
         assert Shown().line(NEW + told) == NEW + told
+
+
+@many
+@given(seeds)
+def test_any_lines(seed: int) -> None:
+    """What users have the core print: each line is read or not, shown on one line or withheld."""
+    random = Random(seed)
+    record = NEW + "from tcp:127.0.1.2:53843 accepted tcp:a.test:80 [in >> out] email: anna"
+    text = mutated(random.choice((record, f"{record}\n{record}")).encode(), random)
+    records, shown = Records(), Shown(mask=Mask.of(random.choice(("half", "/16+/48", ""))))
+    for line in text.decode(errors="replace").split("\n"):
+        found = parse(line)
+        assert found is None or found.email in line
+        records.is_one(line)
+        assert "\n" not in printable(shown.line(line) or "")

@@ -10,7 +10,7 @@ import treq
 from google.protobuf.message import Message
 from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred
-from twisted.internet.task import deferLater
+from twisted.internet.task import LoopingCall, deferLater
 from twisted.trial.unittest import TestCase
 from twisted.web.client import Agent, HTTPConnectionPool
 from twisted.web.http_headers import Headers
@@ -183,6 +183,16 @@ class RowTests(RestCase):
         for method in UNARY:
             status, _, _ = await self.ask(method.verbs[0], method.path + "/", BEARER)
             self.assertEqual(status, 200 if method.built else 501, method)
+
+    async def test_a_body_of_many_messages(self) -> None:
+        """They are taken a part at a time: others have their turn meanwhile."""
+        number, between = 3000, set[int]()
+        others = LoopingCall(lambda: between.add(len(self.backend.heard)))
+        others.start(0).addErrback(lambda _: None)
+        status, _, _ = await self.ask("PUT", "/users/sync/chunked", BEARER, bytes(number))
+        others.stop()
+        self.assertEqual((status, len(self.backend.heard)), (200, number))
+        self.assertGreater(len(between), 5)
 
     async def test_undecodable(self) -> None:
         """A body that is not the row's message is 400 and reaches no backend."""

@@ -1,0 +1,60 @@
+"""A client that speaks whatever it likes, by TLS that takes any certificate."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+
+from scripts.staging.node import NodeProcess
+
+# Seconds without a byte after which nobody waits for more, and those of one case at most.
+QUIET, LONGEST = 0.15, 5.0
+# Where attackers come from: their places are not those of the controllers.
+SOURCE = "127.0.0.2", 0
+_MOST = 1 << 20
+
+
+def blind(*protocols: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if protocols:
+        context.set_alpn_protocols(protocols)
+    return context
+
+
+@contextmanager
+def linked(node: NodeProcess, port: int, *protocols: str) -> Iterator[ssl.SSLSocket]:
+    with bare(node, port) as raw, blind(*protocols).wrap_socket(raw) as link:
+        yield link
+
+
+def bare(node: NodeProcess, port: int) -> socket.socket:
+    return socket.create_connection((node.host, port), LONGEST, SOURCE)
+
+
+def talk(link: socket.socket, parts: Iterable[bytes]) -> bytes:
+    """Send these, and read until nothing more comes. A node may hang up whenever it likes."""
+    link.settimeout(LONGEST)
+    with suppress(OSError):
+        for part in parts:
+            link.sendall(part)
+    return b"".join(heard(link))
+
+
+def heard(link: socket.socket) -> Iterator[bytes]:
+    link.settimeout(QUIET)
+    end, total = time.monotonic() + LONGEST, 0
+    with suppress(OSError):
+        while total < _MOST and time.monotonic() < end and (data := link.recv(65_536)):
+            total += len(data)
+            yield data
+
+
+def reset(link: socket.socket) -> None:
+    """Close it as by a crash: what was on its way is lost."""
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    link.close()

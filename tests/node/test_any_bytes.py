@@ -1,0 +1,122 @@
+"""What takes the bytes of strangers and controllers, and is pure: whatever they are, nothing is raised but a refusal.
+
+Some 10,000 examples in all, with tests/drivers/xray/test_access.py, and a hundred times as many with
+`--hypothesis-profile=nightly --timeout=0`.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+
+from hypothesis import HealthCheck, given, settings
+
+from drivers.registry import DRIVER_SETTINGS
+from node.api.auth import Authenticator, Dialect
+from node.api.calls import parse
+from node.api.framing import delimited
+from node.api.methods import METHODS
+from node.backend.roster import Roster
+from node.contract.accounts import key_of
+from node.door.frames import PREFACE
+from node.door.manners import STRANGERS_REQUESTS, Manners, Unmannerly
+from node.errors import InvalidRequest, Unauthenticated
+from node.settings import MIN_KEY, BadSettings, load
+from protos.service_pb2 import Users
+from scripts.attack import http2, messages
+from scripts.attack.mutate import mutated, pieces
+from tests.harness.many import many, seeds
+from tests.harness.memory import MemoryPlan
+
+KEY = "3f2b8c1e-0d5a-4b6f-9a77-1c2d3e4f5a6b"
+FEED = next(method for method in METHODS if method.cut is delimited)
+SYNC = next(method for method in METHODS if method.name == "SyncUsers")
+
+
+@many
+@given(seeds)
+def test_any_frames(seed: int) -> None:
+    """A connection goes on or ends, the same however its bytes are cut; what is kept of it is bounded."""
+    random = Random(seed)
+    data = http2.frames(random) if random.random() < 0.9 else http2.calls(KEY, random)[len(PREFACE) :]
+    data = PREFACE + mutated(data, random)
+    assert judged([data]) == judged(pieces(data, random))
+
+
+def judged(parts: list[bytes]) -> object:
+    """What is made of it, as of a client's and as of a server's bytes."""
+    manners = Manners(0.0)
+    try:
+        for part in parts:
+            manners.received(part, 0.0, False)
+    except Unmannerly as error:
+        return error.code
+    assert len(manners.open) <= STRANGERS_REQUESTS[0]
+    opened = manners.open.copy()
+    for part in parts:
+        manners.sent(part[len(PREFACE) :])
+    return opened, manners.last, manners.asked
+
+
+@many
+@given(seeds)
+def test_any_body(seed: int) -> None:
+    """It is messages, or refused; what was cut out of it is part of it."""
+    random = Random(seed)
+    method = random.choice(METHODS)
+    data = messages.body(method, random)
+    with suppress(InvalidRequest):
+        parts = list(delimited(data))
+        assert sum(map(len, parts)) <= len(data)
+        assert all(parse(FEED, part) is not None for part in parts)
+    with suppress(InvalidRequest):
+        assert parse(method, data).IsInitialized()
+
+
+@many
+@given(seeds)
+def test_any_users(seed: int) -> None:
+    """Whoever they are: each is taken, or refused by name, and everybody in the target is among them."""
+    random = Random(seed)
+    with suppress(InvalidRequest):
+        message = parse(SYNC, mutated(messages.valid(SYNC, random), random))
+        assert isinstance(message, Users)
+        plan = MemoryPlan("", ("in-0", "a"))
+        roster, refused = Roster.of(message.users, plan.tags, plan.account)
+        names = {user.email for user in message.users}
+        assert {refusal.email for refusal in refused} <= names
+        assert roster.users.keys() <= set(map(key_of, names))
+
+
+@many
+@given(seeds)
+def test_any_key(seed: int) -> None:
+    """Nobody gets in by what is not the key, and text of any kind is compared with it."""
+    random = Random(seed)
+    header = mutated(random.choice((f"Bearer {KEY}", KEY)).encode(), random)
+    text = header.decode("utf-8", random.choice(("surrogateescape", "replace")))
+    try:
+        spoken = Authenticator(KEY).check([text], []) if random.random() < 0.5 else Authenticator(KEY).check([], [text])
+    except Unauthenticated:
+        return
+    assert spoken in Dialect
+    assert "".join(KEY.split("-")) in text.lower().replace("-", ""), text
+
+
+@settings(many, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seeds)
+def test_any_settings(tmp_path: Path, seed: int) -> None:
+    """A file of settings is understood, or its faults are told."""
+    random = Random(seed)
+    valid = (
+        f"API_KEY={KEY}\nREST_PORT=1234\nSSL_CERT_FILE='a'\nTRAFFIC_INTERVAL=0.5\nexport DEBUG=1\n# x\nSTATE_DIR=~/x\n"
+    )
+    (tmp_path / ".env").write_bytes(mutated(valid.encode(), random))
+    (tmp_path / "certificate.pem").touch()
+    try:
+        found = load({"STATE_DIR": "."}, tmp_path, {}, drivers=DRIVER_SETTINGS)
+    except BadSettings as error:
+        assert error.faults
+    else:
+        assert len(found.api_key) >= MIN_KEY
