@@ -123,6 +123,15 @@ class TooLarge(NodeError):
     code, http, grpc = "too_large", 413, "RESOURCE_EXHAUSTED"
 
 
+class Crowded(NodeError):
+    """Too many large bodies are under way at once. Over gRPC the door itself says so (`node.door.relay`)."""
+
+    code, http, grpc = "crowded", 503, "RESOURCE_EXHAUSTED"
+
+    def __init__(self, text: str = "too many large bodies are under way at once; send this again in a second") -> None:
+        super().__init__(text)
+
+
 class WrongMediaType(NodeError):
     """A body that is not application/x-protobuf."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime, ITCPTransport
 
+from node.door.bodies import BUDGET, Bodies
 from node.door.delivery import Deliveries, tcp
 from node.door.guesses import Guesses
 from node.door.places import Places
@@ -33,7 +34,8 @@ class Limits:
     an HTTP/2 connection, from there. `body_deadline` is from the end of the headers to that of the body: 64 MiB in
     120 s is a line of 4.5 Mbit/s, and no known client waits for longer than 30 s. `idle` is for a connection on which
     everything is answered. `linger` is for a refused client: it may still send, so that a reset does not destroy the
-    answer before it is read. `strangers` is for the connections of one address that have not shown the key.
+    answer before it is read. `strangers` is for the connections of one address that have not shown the key. `bodies` is
+    for the bytes of all bodies together.
     """
 
     deadline: float = 10.0
@@ -43,6 +45,7 @@ class Limits:
     linger: float = 5.0
     max_connections: int = 512
     strangers: int = 256
+    bodies: int = BUDGET
 
 
 class Connection:
@@ -115,6 +118,7 @@ class Connections:
         self.places: Places[Connection] = Places(reactor, limits.max_connections, limits.strangers)
         self.deliveries = Deliveries(reactor)
         self.guesses = Guesses(reactor)
+        self.bodies = Bodies(limits.bodies)
         self._by_link: dict[Any, Connection] = {}
 
     def __iter__(self) -> Iterator[Connection]:

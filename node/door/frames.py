@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -10,10 +11,14 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 END_STREAM = 0x1
 ACK = 0x1
 END_HEADERS = 0x4
+PADDED = 0x8
 
 _HEADER = struct.Struct(">BHBBL")
 _SIZE = _HEADER.size
 _STREAM = 0x7FFF_FFFF
+# HPACK: `:status: 200` is the eighth of the fields that everybody knows; a length that fits into one byte.
+_STATUS_200 = b"\x88"
+_LONG = 127
 
 
 class Kind(IntEnum):
@@ -34,6 +39,7 @@ class Code(IntEnum):
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
+    CANCEL = 8
     ENHANCE_YOUR_CALM = 11
 
 
@@ -49,12 +55,15 @@ class Frame(NamedTuple):
 class Frames:
     """Cuts one direction of a connection; `skip` bytes stand before the first frame.
 
-    Keeps less than one header between two pieces, however they are cut.
+    Keeps less than one header between two pieces, however they are cut. `data` is what the last piece has of DATA
+    frames' payloads, each with its stream.
     """
 
     def __init__(self, skip: int = 0) -> None:
         self._skip = skip
         self._begun = b""
+        self._stream_of_data: int | None = None
+        self.data: list[tuple[int, memoryview]] = []
 
     @property
     def between(self) -> bool:
@@ -67,10 +76,16 @@ class Frames:
             data, self._begun = self._begun + data, b""
         found = []
         at, end = self._skip, len(data)
+        self.data.clear()
+        if at and self._stream_of_data is not None:
+            self.data.append((self._stream_of_data, memoryview(data)[:at]))
         while at + _SIZE <= end:
             high, low, kind, flags, stream = _HEADER.unpack_from(data, at)
-            length = high << 16 | low
-            found.append(Frame(kind, flags, stream & _STREAM, length))
+            length, stream = high << 16 | low, stream & _STREAM
+            found.append(Frame(kind, flags, stream, length))
+            self._stream_of_data = stream if kind == Kind.DATA else None
+            if kind == Kind.DATA:
+                self.data.append((stream, memoryview(data)[at + _SIZE : at + _SIZE + length]))
             at += _SIZE + length
         if at < end:
             self._begun = data[at:]
@@ -81,3 +96,25 @@ class Frames:
 def goaway(last: int, code: Code) -> bytes:
     """The frame that says goodbye: streams above `last` were not looked at, so a client may repeat them elsewhere."""
     return _HEADER.pack(0, 8, Kind.GOAWAY, 0, 0) + struct.pack(">LL", last, code)
+
+
+def reset(stream: int, code: Code) -> bytes:
+    """The frame that ends a stream."""
+    return _HEADER.pack(0, 4, Kind.RST_STREAM, 0, stream) + struct.pack(">L", code)
+
+
+def trailers(stream: int, fields: Mapping[str, str], begun: bool) -> bytes:
+    """The end of a reply, or a reply that is no more than that where none was `begun`: what gRPC's clients read.
+
+    The fields are spelled out, so that neither side's table of them changes (RFC 7541, 6.2.2).
+    """
+    head = {} if begun else {"content-type": "application/grpc"}
+    status = b"" if begun else _STATUS_200
+    block = status + b"".join(_field(name, value) for name, value in (head | dict(fields)).items())
+    return _HEADER.pack(0, len(block), Kind.HEADERS, END_STREAM | END_HEADERS, stream) + block
+
+
+def _field(name: str, value: str) -> bytes:
+    texts = (name.encode("ascii"), value.encode("ascii"))
+    assert all(len(text) < _LONG for text in texts)
+    return b"\0" + b"".join(bytes((len(text),)) + text for text in texts)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from node.door.frames import ACK, END_HEADERS, END_STREAM, PREFACE, Code, Frame, Frames, Kind
+from node.door.bodies import Bodies, Messages
+from node.door.frames import ACK, END_HEADERS, END_STREAM, PADDED, PREFACE, Code, Frame, Frames, Kind
 
 # Bytes of one block of headers, its CONTINUATIONs included, and how many of those; gRPC itself takes 16 KiB unpacked.
 BLOCK = 32 * 1024
@@ -49,11 +50,13 @@ class Budget:
 class Manners:
     """One connection, from its preface on. `open` are the streams that are not answered, `last` is the newest one.
 
-    `asked`: one block of headers is whole.
+    `asked`: one block of headers is whole. `begun` are the open streams whose answer has begun.
     """
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, messages: Messages | None = None) -> None:
         self.open: set[int] = set()
+        self.begun: set[int] = set()
+        self.messages = messages or Messages(Bodies())
         self.last = 0
         self.asked = False
         self._block: _Block | None = None
@@ -69,6 +72,7 @@ class Manners:
             Kind.RST_STREAM: self._reset,
             Kind.SETTINGS: lambda _, now, __: self._settings.take(1, now),
             Kind.PING: lambda _, now, __: self._pings.take(1, now),
+            Kind.DATA: self._data,
         }
 
     def received(self, data: bytes, now: float, known: bool) -> None:
@@ -83,6 +87,9 @@ class Manners:
                 raise Unmannerly("a CONTINUATION of nothing", Code.PROTOCOL_ERROR)
             elif (rule := self._rules.get(frame.kind)) is not None:
                 rule(frame, now, known)
+        for stream, payload in self._received.data:
+            if stream in self.open:
+                self.messages.data(stream, payload)
 
     def _carries(self, frame: Frame) -> bool:
         """It is of the message of a call that was not refused at its headers, as a stranger's is."""
@@ -95,16 +102,29 @@ class Manners:
             kind, flags = frame.kind, frame.flags
             replies = replies or kind in (Kind.DATA, Kind.HEADERS)
             if kind == Kind.RST_STREAM or (flags & END_STREAM and kind in (Kind.DATA, Kind.HEADERS)):
-                self.open.discard(frame.stream)
+                self.close(frame.stream)
+            elif kind == Kind.HEADERS:
+                self.begun.add(frame.stream)
             # Clients measure the line by a PING whenever something comes, and answer ours.
             if kind in (Kind.DATA, Kind.HEADERS) or (kind == Kind.PING and not flags & ACK):
                 self._pings.fill()
         return replies
 
+    def close(self, stream: int) -> None:
+        """It is answered, or given up."""
+        self.open.discard(stream)
+        self.begun.discard(stream)
+        self.messages.over(stream)
+
     @property
     def interruptible(self) -> bool:
         """A frame of our own may be sent now."""
         return self._sent.between
+
+    @property
+    def whole(self) -> bool:
+        """What was received ends where a frame ends, and no block of headers is begun: one of ours may follow."""
+        return self._received.between and self._block is None
 
     def _headers(self, frame: Frame, now: float, known: bool) -> None:
         if frame.stream > self.last:
@@ -114,9 +134,14 @@ class Manners:
                 self._requests.take(1, now)
         self._continued(_Block(frame.stream), frame)
 
+    def _data(self, frame: Frame, _: float, __: bool) -> None:
+        # No client of gRPC's does that, and where a message begins could not be seen.
+        if frame.flags & PADDED:
+            raise Unmannerly("padding")
+
     def _reset(self, frame: Frame, now: float, _: bool) -> None:
         self._resets.take(1, now)
-        self.open.discard(frame.stream)
+        self.close(frame.stream)
 
     def _continued(self, block: _Block, frame: Frame) -> None:
         block.add(frame)

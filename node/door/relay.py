@@ -15,9 +15,10 @@ from twisted.protocols.tls import TLSMemoryBIOProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from node.door.bodies import AGAIN, Messages
 from node.door.connections import Connection, Connections
 from node.door.delivery import tcp, written
-from node.door.frames import Code, goaway
+from node.door.frames import Code, goaway, reset, trailers
 from node.door.manners import Manners, Unmannerly
 from node.door.upstream import Upstream
 from node.waiting import fire
@@ -30,6 +31,12 @@ FAREWELL = 1.0
 FEW = 8
 LARGE = 16 * 1024
 GATHER = 0.005
+# What a call is told that finds no room: RESOURCE_EXHAUSTED, and the milliseconds after which it may come again.
+_CROWDED = {
+    "grpc-status": "8",
+    "grpc-message": "too many large bodies are under way at once; send this again in a second",
+    "grpc-retry-pushback-ms": f"{AGAIN * 1000:.0f}",
+}
 
 
 class Relay(Protocol):
@@ -41,7 +48,9 @@ class Relay(Protocol):
         self._connections = connections
         self._upstream = upstream
         self._now = connections.reactor.seconds
-        self._manners = Manners(self._now())
+        self._manners = Manners(self._now(), Messages(connections.bodies))
+        # Frames of our own for either side, which wait until a frame of the other's is whole.
+        self._for_client = self._for_server = b""
         self._server: _Server | None = None
         self._held: list[bytes] = []
         # Replies that the server has written and we have not: where they end in what it writes, and who waits.
@@ -69,6 +78,9 @@ class Relay(Protocol):
             self._refuse(error)
             return
         self._look_after()
+        self._look_for_room()
+        if self._for_server and self._manners.whole:
+            data, self._for_server = data + self._for_server, b""
         if self._server is None:
             self._held.append(data)
             return
@@ -86,6 +98,7 @@ class Relay(Protocol):
         for _, delivered in self._marks:
             fire(delivered, False)
         self._marks.clear()
+        self._manners.messages.close()
         self._connections.deliveries.lost(self.transport, reason)
 
     def reply(self, data: bytes) -> None:
@@ -97,6 +110,7 @@ class Relay(Protocol):
         if replies:
             # What follows, a PING maybe, has no part in it: whoever has the reply may hang up before that comes.
             self._end = written(self.transport)
+        self._tell_refusals()
         self._look_for_replies()
 
     def server_lost(self) -> None:
@@ -108,8 +122,10 @@ class Relay(Protocol):
         """A request of theirs carries the key."""
         if not (self.connection.known or self.connection.over or self._leaving):
             self.connection.known = True
+            self._manners.messages.count()
             self.connection.arm(self._connections.limits.idle, self._look_at_rest)
             self._look_after()
+            self._look_for_room()
 
     @property
     def address(self) -> str:
@@ -154,6 +170,24 @@ class Relay(Protocol):
         self.transport.registerProducer(server, True)
         server.transport.write(b"".join(self._held))
         self._held.clear()
+
+    def _look_for_room(self) -> None:
+        """Calls whose messages find no room are refused here, and gRPC's server is told that they are over."""
+        refused = self._manners.messages.refused
+        while refused:
+            stream = refused.pop()
+            if stream not in self._manners.open:
+                continue
+            begun = stream in self._manners.begun
+            self._manners.close(stream)
+            self._for_client += trailers(stream, _CROWDED, begun) + reset(stream, Code.NO_ERROR)
+            self._for_server += reset(stream, Code.CANCEL)
+        self._tell_refusals()
+
+    def _tell_refusals(self) -> None:
+        if self._for_client and self._manners.interruptible:
+            data, self._for_client = self._for_client, b""
+            self._write(data)
 
     def _look_for_replies(self) -> None:
         """Replies that are written to their end are the kernel's from here on."""

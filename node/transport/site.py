@@ -23,9 +23,19 @@ from twisted.web.resource import IResource
 from node.api.auth import Authenticator, Caller, Dialect, dialect
 from node.api.methods import MAX_BODY, scope_of
 from node.door import connections
+from node.door.bodies import AGAIN, SMALL
 from node.door.connections import Connection, Connections
 from node.door.delivery import queued, tcp
-from node.errors import Forbidden, Internal, InvalidRequest, NodeError, RequestTimeout, TooLarge, Unauthenticated
+from node.errors import (
+    Crowded,
+    Forbidden,
+    Internal,
+    InvalidRequest,
+    NodeError,
+    RequestTimeout,
+    TooLarge,
+    Unauthenticated,
+)
 from node.keyfile import Scope
 from node.logs import Logger
 
@@ -64,12 +74,14 @@ class Request(server.Request):
 
     def gotLength(self, length: int | None) -> None:
         self.content = BytesIO()
+        self._announced = length or 0
 
     def handleContentChunk(self, data: bytes) -> None:
-        if self.content.tell() + len(data) <= self.channel.site.limits.max_body:
-            self.content.write(data)
-        else:
+        size = self.content.tell() + len(data)
+        if size > self.channel.site.limits.max_body:
             self.channel.refuse_body()
+        elif self.channel.has_room(max(size, self._announced)):
+            self.content.write(data)
 
     def getRequestHostname(self) -> bytes:
         """Routes do not depend on a name that the client chose, and a strange one is no error."""
@@ -98,6 +110,8 @@ class Channel(http.HTTPChannel):
     connection: Connection
     _heard = False
     _closing = False
+    # Bytes of a body that have a place.
+    _held = 0
 
     def connectionMade(self) -> None:
         super().connectionMade()
@@ -106,6 +120,7 @@ class Channel(http.HTTPChannel):
 
     def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
         self.connection.leave()
+        self._make_room()
         super().connectionLost(reason)
         self.site.deliveries.lost(self.transport, reason)
 
@@ -146,7 +161,7 @@ class Channel(http.HTTPChannel):
         self.connection.arm(limits.body_deadline, self._late)
         if self.length is not None and self.length > limits.max_body:
             self.refuse_body()
-        else:
+        elif self.has_room(self.length or 0):
             super().allHeadersReceived()
 
     def allContentReceived(self) -> None:
@@ -156,12 +171,27 @@ class Channel(http.HTTPChannel):
 
     def requestDone(self, request: http.Request) -> None:
         self.connection.rest(self._rested)
+        self._make_room()
         super().requestDone(request)
 
     def refuse_body(self) -> None:
         """It is over the limit. The caller is no stranger: what comes is thrown away until the body's deadline."""
         error = TooLarge(f"a body may have {self.site.limits.max_body} bytes at most: send less at a time")
         self._refuse(error, self.site.limits.body_deadline)
+
+    def has_room(self, size: int) -> bool:
+        """Whether the request's body of so many bytes has a place; if not, it is refused."""
+        bodies = self.site.connections.bodies
+        if size >= SMALL and size > self._held:
+            if not bodies.take(size - self._held):
+                self._refuse(Crowded(), self.site.limits.linger)
+                return False
+            self._held = size
+        return True
+
+    def _make_room(self) -> None:
+        self.site.connections.bodies.give(self._held)
+        self._held = 0
 
     def _scope(self) -> Scope:
         """What the request takes, by its path, which nobody has taken apart yet."""
@@ -220,6 +250,7 @@ class Channel(http.HTTPChannel):
         self._closing = True
         self._answer(error)
         self.requests.clear()  # with what there is of a body
+        self._make_room()
         self.clearLineBuffer()
         self.connection.arm(linger, self.transport.abortConnection)
         self.transport.unregisterProducer()
@@ -231,6 +262,8 @@ class Channel(http.HTTPChannel):
         media_type, body = describe(error, spoken)
         length = b"%d" % len(body)
         headers = Headers({b"Content-Type": [media_type], b"Content-Length": [length], b"Connection": [b"close"]})
+        if isinstance(error, Crowded):
+            headers.setRawHeaders(b"Retry-After", [b"%d" % AGAIN])
         self.writeHeaders(b"HTTP/1.1", b"%d" % error.http, http.RESPONSES[error.http], headers)
         self.write(body)
         self.site.log_refusal(self, error)
