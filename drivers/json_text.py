@@ -38,10 +38,11 @@ def _read(text: str, make: Callable[[Pairs], dict[str, Any]] | None = None) -> A
     try:
         return json.loads(text, object_pairs_hook=make)
     except json.JSONDecodeError:
-        return json.loads(_bare(text), object_pairs_hook=make)
+        return json.loads(bare(text), object_pairs_hook=make)
 
 
-def _bare(text: str) -> str:
+def bare(text: str) -> str:
+    """Without its comments."""
     return _STRING_OR_COMMENT.sub(lambda match: match.group(1) or " ", text)
 
 

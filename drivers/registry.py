@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from drivers.process.orphans import sweep
+from drivers.process.settings import SETTINGS as COMMON
 from drivers.sing_box import settings as sing_box
 from drivers.xray import settings as xray
 from node.contract.driver import Driver, Host
@@ -40,7 +41,7 @@ REGISTRY: Mapping[int, Kind] = {
     XRAY: Kind(xray.SETTINGS, _xray),
     SING_BOX: Kind(sing_box.SETTINGS, _sing_box),
 }
-DRIVER_SETTINGS = tuple(setting for kind in REGISTRY.values() for setting in kind.settings)
+DRIVER_SETTINGS = (*COMMON, *(setting for kind in REGISTRY.values() for setting in kind.settings))
 
 
 class Drivers(Mapping[int, Driver]):

@@ -7,11 +7,9 @@ host-name checking on.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import socket
 import sys
-import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from node.secret_file import write_secret
 from node.settings import BadSettings, given
 
 CERTIFICATE = "certificate.pem"
@@ -84,8 +83,8 @@ def ensure(
     made, private, left_out = make([*wanted, *own()])
     _directory(directory)
     certificate.unlink(missing_ok=True)  # never a new key beside an old certificate, wherever we are interrupted
-    _write_secret(key, _key_pem(private))
-    _write_secret(certificate, _pem(made))
+    write_secret(key, _key_pem(private))
+    write_secret(certificate, _pem(made))
     return Certificate(certificate, key, True, _names_in(certificate), left_out)
 
 
@@ -122,7 +121,7 @@ def ensure_api_key(path: Path) -> str:
     except FileNotFoundError:
         key = str(uuid.uuid4())
         _directory(path.parent)
-        _write_secret(path, f"{key}\n".encode())
+        write_secret(path, f"{key}\n".encode())
     if not key:
         raise ValueError(f"{path} holds no key: write one into it, or remove it to have one made")
     return key
@@ -200,20 +199,6 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _directory(path: Path) -> None:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
-def _write_secret(path: Path, data: bytes) -> None:
-    """Put `data` into `path` at once, whole and durable, readable by nobody else at any moment."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -67,12 +67,18 @@ class Internal(NodeError):
 
 
 class Unauthenticated(NodeError):
-    """The request does not carry the node's API key."""
+    """The request does not carry a key of the node."""
 
     code, http, grpc = "unauthenticated", 401, "UNAUTHENTICATED"
 
     def __init__(self, text: str = "missing or wrong API key") -> None:
         super().__init__(text)
+
+
+class Forbidden(NodeError):
+    """The key is a right one, and its scope does not have this."""
+
+    code, http, grpc = "forbidden", 403, "PERMISSION_DENIED"
 
 
 class InvalidRequest(NodeError):
@@ -201,6 +207,7 @@ class ShuttingDown(NodeError):
 KINDS: tuple[type[NodeError], ...] = (
     Internal,
     Unauthenticated,
+    Forbidden,
     InvalidRequest,
     InvalidConfig,
     UnknownPath,

@@ -16,6 +16,13 @@ from pathlib import Path
 from node.contract.settings import Setting
 
 MIN_KEY = 16
+# The name of the key that is API_KEY.
+DEFAULT_KEY = "default"
+# The file of other keys in STATE_DIR.
+KEYS = "api_keys"
+
+
+_STATE_DIR = "var"
 
 
 class BadSettings(Exception):
@@ -29,6 +36,11 @@ class BadSettings(Exception):
 _SERVING = (
     Setting("API_KEY", "the key that controllers must present: a UUID, or at least 16 characters", secret=True),
     Setting("API_KEY_FILE", "a file with the key instead (default: api_key in STATE_DIR, if it is there)"),
+    Setting(
+        "API_KEYS_FILE",
+        "a file with more keys, each with a name and a scope; it is reloaded (default: api_keys in STATE_DIR, if it is "
+        "there)",
+    ),
     Setting("NODE_HOST", "the address to listen on (default: all addresses, IPv4 and IPv6)"),
     Setting("REST_PORT", "the port of the REST interface", "62051"),
     Setting("GRPC_PORT", "the port of the gRPC interface", "62050"),
@@ -37,7 +49,17 @@ _SERVING = (
     Setting("SSL_CERT_FILE", "the certificate chain, PEM (default: certificate.pem in STATE_DIR)"),
     Setting("SSL_KEY_FILE", "its key, PEM (default: key.pem in STATE_DIR)"),
     Setting("SSL_SANS", "more names and addresses, by commas, for the certificate that `node.certificate` makes"),
-    Setting("STATE_DIR", "where the node keeps what must outlive it; its own, mode 0700", "var"),
+    Setting(
+        "CLIENT_CA",
+        "a file with the authorities of clients' certificates, reloaded; then nobody is served without one of theirs",
+    ),
+    Setting(
+        "CLIENT_CERTIFICATE",
+        "with CLIENT_CA, beside: a client needs a key, too; instead: the certificate does, and may do all",
+        "beside",
+    ),
+    Setting("TLS_MIN", "1.2 or 1.3: the oldest version of TLS that is spoken", "1.2"),
+    Setting("STATE_DIR", "where the node keeps what must outlive it; its own, mode 0700", _STATE_DIR),
     Setting("LOG_BUFFER_SIZE", "how many log lines are kept for readers", "10000"),
 )
 _BACKEND = (
@@ -66,11 +88,17 @@ class Settings:
     """Valid settings. A port of None is not opened; `drivers` is for the cores' drivers."""
 
     api_key: str = field(repr=False)
+    api_key_file: Path | None
+    keys_file: Path
+    keys_required: bool
     host: str
     rest_port: int | None
     grpc_port: int | None
     cert_file: Path
     key_file: Path
+    client_ca: Path | None
+    certified: bool
+    newest_tls: bool
     state_dir: Path
     log_buffer_size: int
     stop_grace: int
@@ -125,14 +153,21 @@ class _Check:
 
     def settings(self, drivers: Sequence[Setting], notify: Mapping[str, str]) -> Settings:
         state_dir = self._path("STATE_DIR")
+        key, key_file = self._key(state_dir)
         rest_port, grpc_port = self._ports()
         settings = Settings(
-            api_key=self._key(state_dir),
+            api_key=key,
+            api_key_file=key_file,
+            keys_file=self._keys_file(state_dir),
+            keys_required=bool(self._values["API_KEYS_FILE"]),
             host=self._values["NODE_HOST"],
             rest_port=rest_port,
             grpc_port=grpc_port,
             cert_file=self._file("SSL_CERT_FILE", state_dir / "certificate.pem"),
             key_file=self._file("SSL_KEY_FILE", state_dir / "key.pem"),
+            client_ca=self._client_ca(),
+            certified=self._certified(),
+            newest_tls=self._word("TLS_MIN", "1.2", "1.3") == "1.3",
             state_dir=state_dir,
             log_buffer_size=self._number("LOG_BUFFER_SIZE", 1, 1_000_000),
             stop_grace=self._number("STOP_GRACE", 0, 3600),
@@ -143,7 +178,7 @@ class _Check:
             resume=self._word("RESUME", "on", "off") == "on",
             traffic_interval=self._seconds("TRAFFIC_INTERVAL", 0.1, 3600),
             debug=self._word("DEBUG", "0", "1", "false", "true") in ("1", "true"),
-            drivers={setting.name: self._word(setting.name, *setting.choices) for setting in drivers},
+            drivers={setting.name: self._of_driver(setting) for setting in drivers},
             notify=notify,
         )
         if self._faults:
@@ -162,6 +197,21 @@ class _Check:
         if not path.is_file():
             self._faults.append(f"{name}: there is no file {path}; `python -m node.certificate DIR` makes a pair")
         return path
+
+    def _client_ca(self) -> Path | None:
+        if not self._values["CLIENT_CA"]:
+            return None
+        path = self._path("CLIENT_CA")
+        if not path.is_file():
+            self._faults.append(f"CLIENT_CA: there is no file {path}")
+        return path
+
+    def _certified(self) -> bool:
+        """A certificate does without a key."""
+        instead = self._word("CLIENT_CERTIFICATE", "beside", "instead") == "instead"
+        if instead and not self._values["CLIENT_CA"]:
+            self._faults.append("CLIENT_CERTIFICATE: without CLIENT_CA nobody shows a certificate, so a key is needed")
+        return instead
 
     def _number(self, name: str, least: int, most: int) -> int:
         text = self._values[name]
@@ -184,6 +234,12 @@ class _Check:
             self._faults.append(f"{name}: {text!r} is none of {', '.join(choices)}")
         return text
 
+    def _of_driver(self, setting: Setting) -> str:
+        value = self._word(setting.name, *setting.choices)
+        if value and setting.fault is not None and (fault := setting.fault(value)):
+            self._faults.append(f"{setting.name}: {fault}")
+        return value
+
     def _ports(self) -> tuple[int | None, int | None]:
         """REST's and gRPC's. SERVICE_PORT is how deployed nodes are configured: one protocol, one port."""
         protocol = self._values["SERVICE_PROTOCOL"].lower()
@@ -203,21 +259,39 @@ class _Check:
             return None
         return self._number(name, 1, 65535)
 
-    def _key(self, state_dir: Path) -> str:
-        key, source = self._values["API_KEY"], "API_KEY"
-        configured = self._values["API_KEY_FILE"]
+    def _key(self, state_dir: Path) -> tuple[str, Path | None]:
+        """The key, and the file that it is from. There may be none where a file has others."""
+        key, configured = self._values["API_KEY"], self._values["API_KEY_FILE"]
         file = self._path("API_KEY_FILE") if configured else state_dir / "api_key"
-        if not key and (configured or file.is_file()):
-            source = f"API_KEY_FILE {file}"
+        from_file = not key and (bool(configured) or file.is_file())
+        if from_file:
             try:
                 key = file.read_text().strip()
             except (OSError, UnicodeDecodeError) as unreadable:
                 self._faults.append(f"API_KEY_FILE: {file} cannot be read: {unreadable}")
-                return ""
-        fault = key_fault(key)
+                return "", file
+        fault = "" if self._others(state_dir, key, from_file) else key_fault(key)
         if fault:
-            self._faults.append(f"{source}: {fault}")
-        return key
+            self._faults.append(f"API_KEY_FILE {file}: {fault}" if from_file else f"API_KEY: {fault}")
+        return key, file if from_file else None
+
+    def _others(self, state_dir: Path, key: str, from_file: bool) -> bool:
+        """No key is set here, and there is a file for others, or none is needed."""
+        named = self._values["API_KEYS_FILE"] or self._values["CLIENT_CERTIFICATE"].lower() == "instead"
+        there = bool(named) or self._keys_file(state_dir).is_file()
+        return not key and not from_file and there
+
+    def _keys_file(self, state_dir: Path) -> Path:
+        return self._path("API_KEYS_FILE") if self._values["API_KEYS_FILE"] else state_dir / KEYS
+
+
+def keys_file(values: Words, directory: Path) -> Path:
+    """Where the keys are that have names; `values` are the given ones, by setting name. Raises `BadSettings`."""
+    named, state_dir = values.get("API_KEYS_FILE"), values.get("STATE_DIR") or _STATE_DIR
+    try:
+        return (directory / Path(named or f"{state_dir}/{KEYS}").expanduser()).absolute()
+    except RuntimeError as error:
+        raise BadSettings([str(error)]) from error
 
 
 def key_fault(key: str) -> str:

@@ -24,12 +24,14 @@ from node import __version__
 from node.aio import Aio
 from node.api.auth import Authenticator
 from node.api.calls import Calls
+from node.api.keyring import Keyring
 from node.api.operations import Backend, Policy
 from node.backend.drain import Limits
 from node.contract.driver import Host
 from node.door.entrance import Entrance
-from node.door.tls import GRPC_FIRST, REST_FIRST, BadPair, Certificates, CertificateWatch, Protocols
+from node.door.tls import GRPC_FIRST, REST_FIRST, BadPair, Certificates, CertificateWatch, Demands, Protocols
 from node.door.upstream import Upstream
+from node.keyfile import BadKeys
 from node.logs import Logger, LogRing
 from node.machine.system import SystemStats
 from node.machine.systemd import Notifier, Systemd
@@ -40,6 +42,7 @@ from node.state.store import Store
 from node.transport.rest import make_app
 from node.transport.rpc import RpcServer
 from node.transport.site import Site
+from node.watching import FileWatch
 
 SETTINGS = all_settings(DRIVER_SETTINGS)
 BIND_SECONDS = 10.0
@@ -114,12 +117,16 @@ class NodeService(Service):
         self._reactor = reactor
         self._settings = settings
         self._state = StateDirectory(settings.state_dir)
-        self._certificates = Certificates(settings.cert_file, settings.key_file)
+        self._certificates = Certificates(
+            settings.cert_file, settings.key_file, Demands(settings.client_ca, settings.newest_tls)
+        )
         self._watch = CertificateWatch(self._certificates, reactor)
         self._aio = Aio(reactor)
         self._ring = LogRing(reactor, settings.log_buffer_size)
         self._system = SystemStats(reactor)
-        host = Host(reactor, self._aio, self._ring, self._state.run_dir, settings.drivers)
+        # What has the node's key in it.
+        withheld = (settings.state_dir, Path.cwd() / ".env")
+        host = Host(reactor, self._aio, self._ring, self._state.run_dir, settings.drivers, withheld)
         self._drivers = Drivers(host)
         self._store = Store(reactor, self._state.database)
         drain = Limits(settings.drain_timeout, settings.drain_generations)
@@ -132,11 +139,15 @@ class NodeService(Service):
             settings.upgrade,
         )
         self._systemd = Systemd(Notifier.from_environment(settings.notify), reactor)
-        others = (self._watch, self._systemd)
+        authenticator = Authenticator(settings.api_key, settings.certified)
+        secrets = [settings.api_key_file] if settings.api_key_file else []
+        self._keyring = Keyring(settings.keys_file, settings.keys_required, authenticator, secrets)
+        self._keys_watch = FileWatch("new keys", self._keyring, reactor)
+        others = (self._watch, self._keyring, self._keys_watch, self._systemd)
         self._backend = Backend(reactor, self._ring, self._drivers, self._system, self._store, policy, others)
-        self._calls = calls = Calls(self._backend, self._ring)
-        authenticator = Authenticator(settings.api_key)
-        self._upstream = Upstream(reactor, self._state.run_dir)
+        self._calls = calls = Calls(self._backend, self._ring, authenticator.knows)
+        self._keyring.gone = calls.dismiss
+        self._upstream = Upstream(reactor, self._state.door_dir)
         self._rpc = RpcServer(self._aio, calls, authenticator, self._upstream)
         self._site = Site(make_app(calls), authenticator, reactor, log_requests=settings.debug, heard=calls.touch)
         self._entrance = Entrance(self._site.connections, self._site, self._upstream)
@@ -151,6 +162,7 @@ class NodeService(Service):
         try:
             self._state.claim()
             self._certificates.load()
+            self._keyring.load()
             self._sweep()
             saved = self._store.open()
             self._aio.startService()
@@ -158,9 +170,9 @@ class NodeService(Service):
             self._aio.block(self._rpc.start(), BIND_SECONDS)
             self._listen(self._settings.grpc_port, GRPC_FIRST)
             self._listen(self._settings.rest_port, REST_FIRST)
-        except (OSError, BadPair, CannotListenError) as error:
+        except (OSError, BadPair, BadKeys, CannotListenError) as error:
             raise SystemExit(f"txnode cannot start: {error}") from error
-        for part in (self._system, self._watch, self._systemd):
+        for part in (self._system, self._watch, self._keys_watch, self._systemd):
             part.startService()
         self._reactor.callWhenRunning(self._ready)
         self._reactor.callWhenRunning(self._backend.begin, saved)
@@ -180,6 +192,7 @@ class NodeService(Service):
             ("the backend", self._backend.close),
             ("the state file", self._store.close),
             ("the look at the certificate", self._watch.stopService),
+            ("the look at the keys", self._keys_watch.stopService),
             ("the machine's figures", self._system.stopService),
             ("the asyncio thread", self._aio.stopService),
             ("the lock of the state directory", self._state.release),
@@ -206,8 +219,7 @@ class NodeService(Service):
             self._ports.append(self._entrance.listen(self._reactor, port, interface, context))
 
     def _ready(self) -> None:
-        reload: Callable[..., object] = lambda *_: self._reactor.callFromThread(self._certificates.reload)  # noqa: E731
-        signal.signal(signal.SIGHUP, reload)
+        signal.signal(signal.SIGHUP, lambda *_: self._reactor.callFromThread(self._reload))
         self._ring.event(f"txnode {__version__} is ready")
         self.log.info(
             "txnode {version} is ready: REST {rest}, gRPC {grpc}",
@@ -216,6 +228,11 @@ class NodeService(Service):
             grpc=self._settings.grpc_port or "no port of its own",
         )
         self._systemd.ready()
+
+    def _reload(self) -> None:
+        """All files that are read anew while the node runs."""
+        self._certificates.reload()
+        self._keyring.reload()
 
 
 def _raise_descriptor_limit() -> None:

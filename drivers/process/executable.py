@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from twisted.internet.threads import deferToThreadPool
 
 from drivers.install.install import find
 from drivers.install.releases import Core, InstallError
+from drivers.process import memory
 from drivers.process.child import CoreProcess
-from drivers.process.settings import executable_setting
+from drivers.process.confinement import Confinement, Touched, unconfined
+from drivers.process.paths import Paths
+from drivers.process.settings import CORE_MEMORY, executable_setting
 from drivers.process.spawn import Done, Spawner, by_setpriv, opened
 from node.contract.driver import Host
 from node.errors import CoreFailed
@@ -40,6 +43,17 @@ class Executable:
     version: str = ""
     number: tuple[int, ...] = ()
     lines: tuple[str, ...] = ()
+    confinement: Confinement = field(default_factory=Confinement)
+
+    def touching(self, touched: Touched) -> Executable:
+        """The same one, which can touch what a configuration names and no more."""
+        rules = self.confinement.rules(self.path, touched)
+        return replace(self, spawner=replace(self.spawner, rules=rules))
+
+    @property
+    def unconfined(self) -> str | None:
+        """Why it can touch all that the node can, for an operator; None if it cannot."""
+        return unconfined(self.path)
 
     async def run(self, *arguments: str, stdin: bytes = b"", output: int = 3) -> Done:
         """Have it do something that ends by itself: see `Spawner.run`."""
@@ -79,16 +93,31 @@ class Installation:
     core: Core
     environment: Callable[[Path], Mapping[str, str]] = lambda _: ENVIRONMENT
     oldest: tuple[int, ...] = ()
+    # What it reads beside its configuration.
+    assets: Callable[[Path], Collection[Path]] = lambda _: ()
     _known: Executable | None = None
 
     @property
     def _variable(self) -> str:
         return executable_setting(self.core).name
 
+    @property
+    def paths(self) -> Paths:
+        """What configurations may name."""
+        return Paths.of(self.host)
+
+    @property
+    def unconfined(self) -> str | None:
+        """Why the core can touch all that the node can, once it is known."""
+        return self._known.unconfined if self._known else None
+
     async def current(self) -> Executable:
         """The executable to run now. Raises `CoreFailed` with what to do if there is none."""
         known = self._known if self._known and self._known.path.is_file() else await self._found()
-        known = replace(known, spawner=replace(known.spawner, environment=self.environment(known.path)))
+        most = memory.allowed(self.host.settings.get(CORE_MEMORY.name, ""))
+        spawner = replace(known.spawner, environment=self.environment(known.path), data=most)
+        confinement = Confinement(self.paths, self.host.directory, self.assets(known.path))
+        known = replace(known, spawner=spawner, confinement=confinement).touching(Touched())
         changed = known.path.stat().st_mtime_ns
         if known.changed != changed:
             known = replace(await self._asked(known), changed=changed)

@@ -1,38 +1,126 @@
-"""A core that cannot outlive the node: the kernel is asked for SIGKILL at the parent's death, then the core executed.
+"""A core that cannot outlive the node, and touches only what it must: the kernel is told so, then the core executed.
 
 posix_spawn, the only way to spawn while gRPC's threads run, has no hook for this, so another program stands before the
-core: setpriv(1) where there is one that can, else this file as a script: `python -I -S leash.py PARENT_PID EXECUTABLE
-ARGUMENTS...`. PR_SET_PDEATHSIG is kept over execve (prctl(2)) unless the file has capabilities, and is sent when the
-*thread* that spawned ends; what slips through is swept at the node's next start.
+core: this file as a script, `python -I -S leash.py PARENT_PID RULE... -- EXECUTABLE ARGUMENTS...`, or setpriv(1) where
+there is one that can and there are no rules, which it does not know. PR_SET_PDEATHSIG is kept over execve (prctl(2))
+unless the file has capabilities, and is sent when the *thread* that spawned ends; what slips through is swept at the
+node's next start.
+
+Rules are for Landlock (landlock(7)): `read=PATH`, `write=PATH`, `device=PATH` and `run=PATH` allow that of a file or of
+all below a directory, `bind=FIRST-LAST` ports of TCP, `abstract` sockets of others that are in no directory; all else
+that the kernel can withhold is withheld. A path that is not there is left out.
 """
 
 import ctypes
 import os
+import stat
 import sys
 
 PR_SET_PDEATHSIG = 1
+PR_SET_NO_NEW_PRIVS = 38
 # The module `signal` takes 4 ms to import.
 SIGKILL = 9
 # The exit codes of setpriv, and of this script, for a command that cannot be run.
 MISSING = 127
 UNFIT = 126
 
+# System calls: the same numbers on every architecture that cores are built for.
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+ASK_VERSION = 1
+PATH_BENEATH, NET_PORT = 1, 2
+# Rights to files, by the bits of linux/landlock.h. The first thirteen are in every version.
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
+MAKE_CHAR, MAKE_BLOCK = 1 << 6, 1 << 11
+FIRST_RIGHTS, REFER, TRUNCATE, IOCTL_DEV = (1 << 13) - 1, 1 << 13, 1 << 14, 1 << 15
+OF_A_FILE = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
+RIGHTS = {
+    "read": READ_FILE | READ_DIR,
+    "write": (FIRST_RIGHTS | REFER | TRUNCATE) & ~(EXECUTE | MAKE_CHAR | MAKE_BLOCK),
+    "device": READ_FILE | WRITE_FILE | IOCTL_DEV,
+    "run": READ_FILE | EXECUTE,
+}
+BIND_TCP = 1
+SCOPE_ABSTRACT, SCOPE_SIGNAL = 1, 2
 
-def leashed(command: list[str], setpriv: str | None = None) -> list[str]:
-    """The same command, ended by the kernel when the thread that spawns it ends."""
-    if setpriv is not None:
+
+def leashed(command: list[str], setpriv: str | None = None, rules: tuple[str, ...] = ()) -> list[str]:
+    """The same command, ended by the kernel when the thread that spawns it ends, and kept to these rules if any."""
+    if setpriv is not None and not rules:
         return [setpriv, "--pdeathsig", "KILL", "--", *command]
-    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *rules, "--", *command]
+
+
+def version() -> int:
+    """Which Landlock this kernel has; 0 without one."""
+    found = ctypes.CDLL(None, use_errno=True).syscall(CREATE_RULESET, None, 0, ASK_VERSION)
+    return max(int(found), 0)
+
+
+def handled(known: int) -> int:
+    """The rights to files that this version of Landlock withholds."""
+    return FIRST_RIGHTS | (known >= 2) * REFER | (known >= 3) * TRUNCATE | (known >= 5) * IOCTL_DEV
+
+
+def attributes(known: int, rules: list[str]) -> bytes:
+    """What a set of rules is about, in the form that this version takes."""
+    scoped = SCOPE_SIGNAL | (0 if "abstract" in rules else SCOPE_ABSTRACT)
+    words = [handled(known), *([BIND_TCP] if known >= 4 else []), *([scoped] if known >= 6 else [])]
+    return b"".join(_word(value) for value in words)
+
+
+def _word(value: int) -> bytes:
+    return value.to_bytes(8, sys.byteorder)
+
+
+def restrict(rules: list[str]) -> None:
+    """Keep this process, and what it becomes, to these rules. Raises `OSError`."""
+    libc, known = ctypes.CDLL(None, use_errno=True), version()
+    if not known:
+        return
+    attribute = attributes(known, rules)
+    ruleset = _done(libc.syscall(CREATE_RULESET, attribute, len(attribute), 0))
+    for rule in rules:
+        kind, _, value = rule.partition("=")
+        if kind in RIGHTS:
+            _allow(libc, ruleset, RIGHTS[kind] & handled(known), value)
+        elif kind == "bind" and known >= 4:
+            first, _, last = value.partition("-")
+            for port in range(int(first), int(last) + 1):
+                _done(libc.syscall(ADD_RULE, ruleset, NET_PORT, _word(BIND_TCP) + _word(port), 0))
+    _done(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    _done(libc.syscall(RESTRICT_SELF, ruleset, 0))
+    os.close(ruleset)
+
+
+def _allow(libc: ctypes.CDLL, ruleset: int, rights: int, path: str) -> None:
+    try:
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return
+    if not stat.S_ISDIR(os.fstat(place).st_mode):
+        rights &= OF_A_FILE
+    beneath = _word(rights) + place.to_bytes(4, sys.byteorder)
+    _done(libc.syscall(ADD_RULE, ruleset, PATH_BENEATH, beneath, 0))
+    os.close(place)
+
+
+def _done(result: int) -> int:
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
 
 
 def main(arguments: list[str]) -> None:
-    parent, command = int(arguments[0]), arguments[1:]
+    parent, end = int(arguments[0]), arguments.index("--")
+    rules, command = arguments[1:end], arguments[end + 1 :]
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, SIGKILL) != 0:
         sys.stderr.write(f"cannot ask for a parent-death signal: {os.strerror(ctypes.get_errno())}\n")
     # The parent may have died before the kernel was asked.
     if os.getppid() != parent:
         raise SystemExit("the node is gone already")
     try:
+        if rules:
+            restrict(rules)
         os.execv(command[0], command)  # noqa: S606 - this is what the script is for
     except OSError as error:
         sys.stderr.write(f"cannot run {command[0]}: {error.strerror}\n")

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from drivers import json_text
-from drivers.process.executable import Installation
+from drivers.process.confinement import Touched
+from drivers.process.executable import Executable, Installation
 from drivers.sockets.sharing import Sharing
 from node.contract.accounts import Account
 from node.contract.driver import Host, Plan
@@ -48,13 +49,17 @@ class Core:
 
 
 class Planned(Generic[M]):
-    """The part of `node.contract.driver.Plan` that is the same for all cores. `made` is what was taken over."""
+    """The part of `node.contract.driver.Plan` that is the same for all cores.
 
-    def __init__(self, host: Host, installation: Installation, sharing: Sharing, made: M) -> None:
+    `made` is what was taken over, `touched` what it names.
+    """
+
+    def __init__(self, host: Host, installation: Installation, sharing: Sharing, made: M, touched: Touched) -> None:
         self._host = host
         self._installation = installation
         self._sharing = sharing
         self.made = made
+        self._touched = touched
 
     @property
     def tags(self) -> Sequence[str]:
@@ -62,7 +67,11 @@ class Planned(Generic[M]):
 
     @property
     def warnings(self) -> Sequence[str]:
-        return self.made.warnings
+        return [*self.made.warnings, *filter(None, [self._installation.unconfined])]
+
+    async def _executable(self) -> Executable:
+        """As it is now, for this configuration."""
+        return (await self._installation.current()).touching(self._touched)
 
     def account(self, tag: str, user: User) -> Account | None:
         return self.made.account(tag, user)

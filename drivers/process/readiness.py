@@ -28,6 +28,8 @@ POLL = 0.002
 CALL = 1.0
 # Lines of the core in the text of an error.
 LAST_LINES = 5
+# How the line begins that says why a core broke; its stack follows.
+_PANIC = "panic: "
 # What a core may say of the machine that it runs on: no configuration is at fault then.
 _OF_THE_MACHINE = (
     "cannot allocate memory",
@@ -94,11 +96,14 @@ async def ready(
 def judge(done: Done, verdict: re.Pattern[str], cause: Callable[[Sequence[str]], str]) -> None:
     """Hear what a core says of a configuration that it was to look at.
 
-    Raises `InvalidConfig` if it ended by itself with a line that is a `verdict`; `CoreFailed`, after which it may be
-    asked again, if it was killed or ended without one.
+    Raises `InvalidConfig` if it ended by itself with a line that is a `verdict`, or broke over it; `CoreFailed`, after
+    which it may be asked again, if it was killed or ended without one.
     """
     if done.code == 0:
         return
+    broke = [line for line in done.lines if line.startswith(_PANIC)]
+    if broke and not of_the_machine(broke[0]):
+        raise InvalidConfig(f"the core breaks over the configuration: {broke[0]}")
     said = cause(done.lines)
     if done.code > 0 and any(map(verdict.search, done.lines)) and not of_the_machine(said):
         raise refused(said)

@@ -10,7 +10,7 @@ import os
 import resource
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,9 @@ from twisted.internet import defer
 
 from drivers.process.child import CoreProcess
 from drivers.process.leash import MISSING, UNFIT, leashed
+from drivers.process.memory import soft_limit
 from drivers.process.orphans import MARK, mark
+from drivers.process.settings import CORE_MEMORY
 from node.contract.driver import Exit
 from node.errors import CoreFailed
 from node.reactor import Reactor
@@ -26,6 +28,9 @@ from node.reactor import Reactor
 # Seconds that a command may take, and bytes of its output; of what it says the last lines are kept.
 SECONDS = 30.0
 OUTPUT = 256 * 1024**2
+# Bytes of memory of its own that a command may take, and how many more for each byte that it reads.
+LOOK_MEMORY = 1024**3
+LOOK_MEMORY_FACTOR = 48
 
 
 @dataclass(frozen=True)
@@ -39,20 +44,30 @@ class Done(Exit):
 class Spawner:
     """Starts child processes that end with the node: by way of setpriv(1) if there is one that can, else of our script.
 
-    `owner` is a directory that one node has at a time.
+    `owner` is a directory that one node has at a time, `rules` are what the processes are kept to, and `data` how many
+    bytes of memory of its own a core may have.
     """
 
     reactor: Reactor
     owner: Path
     environment: Mapping[str, str]
     setpriv: str | None = None
+    rules: tuple[str, ...] = ()
+    data: int | None = None
 
     def spawn(self, process: CoreProcess, command: Sequence[str], files: Mapping[int, int]) -> None:
         """Start `command` (an absolute path first). `files` maps the child's descriptors to ours, 0 among them.
 
         Raises `CoreFailed` where nothing can be spawned.
         """
-        argv = leashed([*command], self.setpriv)
+        replace(self, environment={**self.environment, **soft_limit(self.data)})._spawn(process, command, files)
+        if self.data is not None:
+            process.allowance = f"{CORE_MEMORY.name} allows a core {self.data // 1024**2} MiB"
+            with suppress(ProcessLookupError):
+                _limit(process.pid, resource.RLIMIT_DATA, self.data)
+
+    def _spawn(self, process: CoreProcess, command: Sequence[str], files: Mapping[int, int]) -> None:
+        argv = leashed([*command], self.setpriv, self.rules)
         try:
             environment = {**self.environment, MARK: mark(self.owner)}
             self.reactor.spawnProcess(process, argv[0], argv, env=environment, childFDs={1: "r", 2: "r", **files})
@@ -69,9 +84,11 @@ class Spawner:
         process = CoreProcess(self.reactor, lambda _: None)
         with ExitStack() as files:
             source, sink = (opened(content, files) for content in (stdin, b""))
-            self.spawn(process, command, {0: source, output: sink})
+            self._spawn(process, command, {0: source, output: sink})
             try:
-                _limit(process.pid)
+                memory = LOOK_MEMORY + LOOK_MEMORY_FACTOR * len(stdin)
+                _limit(process.pid, resource.RLIMIT_DATA, memory)
+                _limit(process.pid, resource.RLIMIT_FSIZE, OUTPUT)
                 ended = await process.when_exited().addTimeout(seconds, self.reactor)
             except defer.TimeoutError as late:
                 raise CoreFailed(f"{Path(command[0]).name} did not answer within {seconds:g} s") from late
@@ -79,6 +96,9 @@ class Spawner:
                 raise CoreFailed(f"{command[0]} cannot be run: {error}") from error
             finally:
                 process.abandon()
+            if process.starved:
+                needed = f"is out of memory: it needs more than the {memory // 1024**2} MiB that it may have"
+                raise CoreFailed(f"{Path(command[0]).name} {needed} to look at a configuration")
             if ended.code in (MISSING, UNFIT):
                 raise CoreFailed(f"{command[0]} cannot be run: {' '.join(ended.lines)}")
             return Done(ended.code, ended.lines, os.pread(sink, os.fstat(sink).st_size, 0))
@@ -100,12 +120,12 @@ async def by_setpriv(spawner: Spawner) -> Spawner:
     return better if tried.code == 0 else spawner
 
 
-def _limit(pid: int | None) -> None:
-    """Have a process, if it is still there, write no file beyond OUTPUT, or what the node itself may write."""
+def _limit(pid: int | None, what: int, most: int) -> None:
+    """Have a process, if it is still there, take no more of something, or what the node itself may take."""
     if pid is not None:
-        own = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-        soft, hard = (OUTPUT if limit == resource.RLIM_INFINITY else min(limit, OUTPUT) for limit in own)
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
+        own = resource.prlimit(pid, what)
+        soft, hard = (most if limit == resource.RLIM_INFINITY else min(limit, most) for limit in own)
+        resource.prlimit(pid, what, (soft, hard))
 
 
 def opened(content: bytes, files: ExitStack) -> int:

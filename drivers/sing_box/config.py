@@ -6,7 +6,6 @@ once. Names of keys: `option/*.go` of sing-box 1.14.1.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import secrets
@@ -17,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from drivers.json_text import parse
-from drivers.sing_box import listening
+from drivers.process.known import NOTHING_MORE, Allowed
+from drivers.sing_box import known, listening, shape
 from drivers.sing_box.accounts import BUILDERS, Inbound, inbound_of, label, login_of, name_of, nobody, quoted_name
+from drivers.sing_box.taken import DIRECTORIES, TAGGED, take_over
 from node.contract.accounts import Account, Accounts
 from node.contract.counters import DIRECTIONS, Scope, counter_name
 from node.errors import InvalidConfig
@@ -31,8 +32,6 @@ UNCERTAIN = (
     "some out when many begin and end at once on a busy machine; another warning tells by how much, once it has"
 )
 
-# Services that are, or open, an API of the core.
-_APIS = ("api", "ssm-api")
 # The type whose users can be changed while the core runs, by ssm-api.
 LIVE = "shadowsocks"
 # What ssm-api has a counter for, for each user.
@@ -42,12 +41,6 @@ _COUNTED = [
 ]
 # Types whose connections another inbound takes on (`detour`).
 _LEADING = ("shadowtls", "vmess")
-# What has a tag, or the core's number for one.
-_TAGGED = ("inbounds", "outbounds", "endpoints")
-# Keys that name a file to be written or a program to be run, anywhere, …
-_DROPPED = ("pid_file", "usages_path", "taildrop_directory", "executable_path", "wrapper_path", "write_to_system")
-# … or a directory that the core keeps things in.
-_DIRECTORIES = ("data_directory", "state_directory")
 
 
 @dataclass(frozen=True)
@@ -116,7 +109,7 @@ class Plan:
 
     @property
     def exclusive(self) -> Sequence[str]:
-        return list(listening.exclusive(self.tree, _DIRECTORIES))
+        return list(listening.exclusive(self.tree, DIRECTORIES))
 
     @property
     def fronts(self) -> Mapping[str, Mapping[str, int]]:
@@ -138,7 +131,7 @@ class Plan:
         scopes = (Scope.INBOUND, Scope.OUTBOUND, Scope.OUTBOUND)
         return {
             counter_name(scope, handler["tag"], direction): 0
-            for scope, kind in zip(scopes, _TAGGED, strict=True)
+            for scope, kind in zip(scopes, TAGGED, strict=True)
             for handler in self.tree.get(kind, [])
             for direction in DIRECTIONS
         }
@@ -154,17 +147,18 @@ class Plan:
         return BUILDERS[inbound.type](inbound, user)
 
 
-def plan(formatted: bytes, exclude: frozenset[str], directory: Path, counts: bool) -> Plan:
+def plan(
+    formatted: bytes, exclude: frozenset[str], directory: Path, counts: bool, allowed: Allowed = NOTHING_MORE
+) -> Plan:
     """The plan of what `sing-box format` printed; what the core keeps is below `directory`.
 
-    `counts` is whether it has counters. Raises `InvalidConfig`.
+    `counts` is whether it has counters, `allowed` what may stand there beyond what the node knows. Raises
+    `InvalidConfig`.
     """
-    try:
-        tree = parse(formatted.decode())
-    except ValueError as error:
-        raise InvalidConfig(f"the node cannot read this configuration: {error}") from error
+    tree = _read(formatted)
+    known.judge(tree, allowed)
     _name(tree)
-    warnings = list(_take_over(tree, directory))
+    warnings = list(take_over(tree, directory))
     if not counts:
         warnings.append(UNCERTAIN)
     _check_ports(tree)
@@ -183,6 +177,19 @@ def plan(formatted: bytes, exclude: frozenset[str], directory: Path, counts: boo
             if managed.method and not managed.method.startswith("2022"):
                 inbound.pop("password", None)
     return Plan(tree, inbounds, warnings)
+
+
+def _read(formatted: bytes) -> Json:
+    try:
+        tree = parse(formatted.decode())
+        if b"\\u" in formatted:
+            # Half a character can be escaped, and written to nobody.
+            json.dumps(tree, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise InvalidConfig(f"the node cannot read this configuration: {error}") from error
+    shape.check(tree)
+    read: Json = tree
+    return read
 
 
 def render(plan: Plan, api: Endpoint, target: Mapping[str, Accounts], roll: str = "") -> bytes:
@@ -274,7 +281,7 @@ def _stats(tree: Mapping[str, Any], api: Endpoint, token: str) -> Json:
 
 def _name(tree: Json) -> None:
     """Give everything the tag that the core would give it, its number. Raises `InvalidConfig` for a double one."""
-    for kind in _TAGGED:
+    for kind in TAGGED:
         for number, handler in enumerate(tree.get(kind, [])):
             handler["tag"] = handler.get("tag") or str(number)
     times = Counter(inbound["tag"] for inbound in tree.get("inbounds", []))
@@ -286,56 +293,3 @@ def _check_ports(tree: Json) -> None:
     """Raises `InvalidConfig` for a port that two have."""
     for one, other in listening.taken_twice(tree):
         raise InvalidConfig(f"the inbounds {one['tag']!r} and {other['tag']!r} have the same port {one['listen_port']}")
-
-
-def _take_over(tree: Json, directory: Path) -> Iterator[str]:
-    """Take out what opens an API, writes files or runs programs; in words what that was."""
-    experimental = tree.get("experimental", {})
-    for name in ("clash_api", "v2ray_api", "debug", "cache_file"):
-        if experimental.pop(name, None) is not None:
-            yield f"experimental.{name} of the configuration is left out: the node does not let a core have one"
-    services = tree.get("services", [])
-    for service in services:
-        if service.get("type") in _APIS:
-            yield f"the service {service['type']} of the configuration is left out: the node has its own"
-        elif service.get("type") == "derp":
-            service["config_path"] = str(directory / "derp.key")
-    tree["services"] = [service for service in services if service.get("type") not in _APIS]
-    if tree.get("log", {}).pop("output", None):
-        yield "log.output of the configuration is left out: the node reads the log"
-    yield from _take_over_paths(tree, directory)
-    _part(tree, directory / "kept")
-
-
-def _part(tree: Json, kept: Path) -> None:
-    """Give each that keeps something a directory of its own, by its tag: two in one would be one machine to others."""
-    for kind in _TAGGED:
-        for handler in tree.get(kind, []):
-            # Without a directory of its own an endpoint of this type has the core's, like all others.
-            unasked = {"state_directory"} if handler.get("type") == "tailscale" else set()
-            for key in handler.keys() & _DIRECTORIES | unasked:
-                name = hashlib.sha256(f"{kind} {handler['tag']}".encode("utf-8", "surrogatepass")).hexdigest()[:16]
-                handler[key] = str(kept / name)
-
-
-def _take_over_paths(value: Any, directory: Path) -> Iterator[str]:
-    if isinstance(value, list):
-        for item in value:
-            yield from _take_over_paths(item, directory)
-    if isinstance(value, dict):
-        for key in _DROPPED:
-            if value.pop(key, None) is not None:
-                yield f"{key} of the configuration is left out: a core writes no file and runs no program for it"
-        for key in _DIRECTORIES:
-            if key in value:
-                value[key] = str(directory / "kept")
-        if "acme" in value or value.get("type") == "acme":
-            _keep_certificates(value, directory)
-        for item in value.values():
-            yield from _take_over_paths(item, directory)
-
-
-def _keep_certificates(value: Json, directory: Path) -> None:
-    acme = value.get("acme", value)
-    if isinstance(acme, dict):
-        acme["data_directory"] = str(directory / "kept")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from drivers.process import readiness as starting
+from drivers.process.known import Allowed
 from drivers.process.planned import Core
-from drivers.sing_box import config
+from drivers.sing_box import config, files
 from drivers.sing_box.executable import counts, installation
 from drivers.sing_box.plan import SingBoxPlan
 from drivers.sing_box.verdict import look
@@ -22,6 +23,8 @@ class SingBox(Core):
     async def prepare(self, config_text: str, exclude: frozenset[str]) -> SingBoxPlan:
         core, directory = await self._installation.current(), self._host.directory
         done = await look(core, "format", stdin=config_text.encode(), output=1)
-        reading = config.plan, done.output, exclude, directory, counts(core)
+        reading = config.plan, done.output, exclude, directory, counts(core), Allowed.of(self._host)
         made = await starting.read(self._host.reactor, config_text, *reading)
-        return SingBoxPlan(self._host, self._installation, self._sharing, made)
+        naming = files.asked, made.tree, self._installation.paths, core.unconfined
+        touched = await starting.read(self._host.reactor, config_text, *naming)
+        return SingBoxPlan(self._host, self._installation, self._sharing, made, touched)

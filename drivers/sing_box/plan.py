@@ -30,14 +30,15 @@ class SingBoxPlan(Planned[config.Plan]):
     """Satisfies `node.contract.driver.Plan`."""
 
     async def check(self, target: Mapping[str, Accounts]) -> None:
-        core = await self._installation.current()
+        core = await self._executable()
         await look(core, "check", stdin=await self._rendered(_endpoint(core, self.made), target))
 
     async def launch(self, target: Mapping[str, Accounts], seconds: float) -> SingBoxGeneration:
         # As it is now: users change while the core comes up.
         started = {tag: dict(accounts) for tag, accounts in target.items()}
-        executable = await self._installation.current()
+        executable = await self._executable()
         endpoint = _endpoint(executable, self.made)
+        executable = executable.touching(self._touched.listening(endpoint.ports))
         text = await self._rendered(endpoint, started, f"/proc/self/fd/{_ROLL}")
         roll = await starting.built(self._host.reactor, started, config.roll, self.made, endpoint, started)
         read = Files([executable.path])

@@ -13,7 +13,9 @@ from drivers.process.spawn import Done
 STDIN = ("-c", "stdin", "--disable-color")
 _FATAL = re.compile(r"FATAL\[\d+\] (.*)")
 # How the core says, at the latest when it starts, that a configuration is at fault (`cmd/sing-box/cmd_run.go`), …
-_AT_FAULT = re.compile(r"decode config|create service:|.* not found")
+# (Groups of outbounds have nothing of the machine's.)
+_GROUP = r"start service: start outbound(?:: start endpoint)?/(?:selector|urltest)\["
+_AT_FAULT = re.compile(rf"decode config|create service:|{_GROUP}|.* not found")
 # … and what it says of a machine even so.
 _PASSING = ("address already in use", "cannot assign requested address", "permission denied")
 

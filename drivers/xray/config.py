@@ -6,15 +6,15 @@ that is not named here is touched: unknown fields stay as they came. Type names 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError
 
 from drivers.credentials import KEY_BYTES
-from drivers.xray import exclusive, selectors, streams
-from drivers.xray.access import BadMask, Mask, Shown
+from drivers.process.known import NOTHING_MORE, Allowed
+from drivers.xray import exclusive, known, selectors, streams, taken, unix
+from drivers.xray.access import Shown
 from drivers.xray.accounts import BUILDERS, Inbound
 from drivers.xray.doors import Door, doors, entrances, is_over_udp, is_transparent, listens
 from drivers.xray.selectors import OURS
@@ -26,15 +26,6 @@ from node.errors import InvalidConfig
 from protos import service_pb2, xray_pb2
 from protos.xray_pb2 import Config, InboundHandlerConfig, OutboundHandlerConfig, TypedMessage
 
-M = TypeVar("M", bound=Message)
-T = TypeVar("T")
-
-COMMANDER = "xray.app.commander.Config"
-METRICS = "xray.app.metrics.Config"
-STATS = "xray.app.stats.Config"
-POLICY = "xray.app.policy.Config"
-ROUTER = "xray.app.router.Config"
-LOG = "xray.app.log.Config"
 BLACKHOLE = "xray.proxy.blackhole.Config"
 DOKODEMO = "xray.proxy.dokodemo.Config"
 SHADOWSOCKS_2022 = "xray.proxy.shadowsocks_2022.MultiUserServerConfig"
@@ -61,7 +52,6 @@ API_SERVICES = (
 )
 Version = tuple[int, ...]
 HYSTERIA_MISCOUNTED: Version = (26, 3, 27)
-_CONSOLE = 1
 _UNIX = 4
 
 
@@ -138,9 +128,29 @@ class Endpoint:
         return f"{OURS}api-{self.token}"
 
 
-def plan(converted: bytes, text: str, exclude: frozenset[str], version: Version = HYSTERIA_MISCOUNTED) -> Plan:
-    """Take over a configuration that was converted from `text`. Raises `InvalidConfig` for what would kill the core."""
-    base = Config.FromString(converted)
+def plan(
+    converted: bytes,
+    text: str,
+    exclude: frozenset[str],
+    version: Version = HYSTERIA_MISCOUNTED,
+    allowed: Allowed = NOTHING_MORE,
+) -> Plan:
+    """Take over a configuration that was converted from `text`.
+
+    Raises `InvalidConfig` for what would kill the core, and for what is neither known nor allowed.
+    """
+    try:
+        base = Config.FromString(converted)
+        known.judge(base, text, version, allowed)
+        for address, where in unix.sockets(base):
+            allowed.judge_socket(address, where)
+        return _planned(base, text, exclude, version)
+    except DecodeError as error:
+        # Another version of the core may have another meaning of what the node reads.
+        raise InvalidConfig("the node cannot read what this core makes of the configuration") from error
+
+
+def _planned(base: Config, text: str, exclude: frozenset[str], version: Version) -> Plan:
     inbounds: dict[str, Inbound] = {}
     warnings: list[str] = []
     for handler, hint in zip(base.inbound, hints(text, len(base.inbound)), strict=True):
@@ -157,7 +167,7 @@ def plan(converted: bytes, text: str, exclude: frozenset[str], version: Version 
     uncounted = _uncounted(inbounds.values(), version)
     if uncounted:
         warnings.append("inbounds are not counted: beside a Hysteria inbound this Xray would count its users as 0")
-    shown = _take_over_apps(base, count_inbounds=not uncounted)
+    shown = taken.take_over(base, count_inbounds=not uncounted)
     selectors.bind(base)
     _name_outbounds(base)
     return Plan(base, inbounds, tuple(warnings), uncounted, doors(base.inbound, inbounds), shown)
@@ -247,59 +257,6 @@ def _uncounted(inbounds: Iterable[Inbound], version: Version) -> frozenset[Scope
     return frozenset({Scope.INBOUND} if hysteria and version <= HYSTERIA_MISCOUNTED else ())
 
 
-def _take_over_apps(base: Config, count_inbounds: bool) -> Shown:
-    """Counting is on, logs go to the console, other APIs are gone; every other app stays as it is and where it is.
-
-    Returns what is to be shown of the logs.
-    """
-    kept = [app for app in base.app if app.type not in (COMMANDER, METRICS)]
-    del base.app[:]
-    base.app.extend(kept)
-    shown = _edit(base, LOG, xray_pb2.LogConfig, _take_over_log)
-    _edit(base, POLICY, xray_pb2.PolicyConfig, lambda policy: _count(policy, count_inbounds))
-    _edit(base, ROUTER, xray_pb2.RouterConfig, lambda _: None)
-    if not any(app.type == STATS for app in base.app):
-        base.app.append(TypedMessage(type=STATS))
-    return shown
-
-
-def _edit(base: Config, type_name: str, message_type: type[M], change: Callable[[M], T]) -> T:
-    """Change an app's message, or add one. Returns what `change` does."""
-    app = next((app for app in base.app if app.type == type_name), None)
-    if app is None:
-        app = base.app.add(type=type_name)
-    message = message_type.FromString(app.value)
-    result = change(message)
-    app.value = message.SerializeToString()
-    return result
-
-
-def _take_over_log(log: xray_pb2.LogConfig) -> Shown:
-    """Whatever is logged goes to the console: a file of the controller's choosing is not written.
-
-    Access lines are always written, with whole addresses, since they tell the node whose connection is whose.
-    """
-    try:
-        shown = Shown(bool(log.access_log_type), Mask.of(log.mask_address))
-    except BadMask as error:
-        raise InvalidConfig(str(error)) from error
-    log.error_log_path = log.access_log_path = log.mask_address = ""
-    log.error_log_type = _CONSOLE if log.error_log_type else 0
-    log.access_log_type = _CONSOLE
-    # Lines about the DNS are access lines, too.
-    log.enable_dns_log = log.enable_dns_log and shown.access
-    return shown
-
-
-def _count(policy: xray_pb2.PolicyConfig, inbounds: bool) -> None:
-    for level in {0, *policy.level}:
-        stats = policy.level[level].stats
-        stats.user_uplink = stats.user_downlink = stats.user_online = True
-    system = policy.system.stats
-    system.inbound_uplink = system.inbound_downlink = inbounds
-    system.outbound_uplink = system.outbound_downlink = True
-
-
 def _name_outbounds(base: Config) -> None:
     """Give each outbound a tag: without one the core's access lines do not say by which inbound a user came."""
     for number, outbound in enumerate(base.outbound):
@@ -313,7 +270,7 @@ def _add_api(config: Config, api: Endpoint) -> None:
         commander.listen = f"{api.socket},0600"
     else:
         _add_api_inbound(config, api)
-    config.app.append(TypedMessage(type=COMMANDER, value=commander.SerializeToString()))
+    config.app.append(TypedMessage(type=taken.COMMANDER, value=commander.SerializeToString()))
 
 
 def _add_api_inbound(config: Config, api: Endpoint) -> None:
@@ -333,6 +290,6 @@ def _add_api_inbound(config: Config, api: Endpoint) -> None:
     )
     rule = xray_pb2.RoutingRule(tag=api.outbound, inbound_tag=[api.inbound], rule_tag=f"{OURS}rule-{api.token}")
     first = xray_pb2.RouterConfig(rule=[rule]).SerializeToString()
-    router = next(app for app in config.app if app.type == ROUTER)
+    router = next(app for app in config.app if app.type == taken.ROUTER)
     # Concatenated messages are merged, so ours is the first rule.
     router.value = first + router.value

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from drivers.process import readiness as starting
+from drivers.process.known import Allowed
 from drivers.process.planned import Core
-from drivers.xray import config
+from drivers.xray import config, files
 from drivers.xray.executable import installation
 from drivers.xray.plan import XrayPlan
 from drivers.xray.verdict import look
@@ -21,6 +24,13 @@ class Xray(Core):
 
     async def prepare(self, config_text: str, exclude: frozenset[str]) -> XrayPlan:
         xray, text = await self._installation.current(), config_text
-        done = await look(xray, "convert", "pb", "-outpbfile", "/dev/fd/3", "stdin:", stdin=text.encode())
-        made = await starting.read(self._host.reactor, text, config.plan, done.output, text, exclude, xray.number)
-        return XrayPlan(self._host, self._installation, self._sharing, made)
+        reactor, paths = self._host.reactor, self._installation.paths
+        touched = await starting.read(reactor, text, files.asked, text, paths)
+        done = await look(
+            xray.touching(touched), "convert", "pb", "-outpbfile", "/dev/fd/3", "stdin:", stdin=text.encode()
+        )
+        reading = config.plan, done.output, text, exclude, xray.number, Allowed.of(self._host)
+        made = await starting.read(reactor, text, *reading)
+        await starting.read(reactor, text, files.check, made.base, paths, xray.unconfined)
+        touched = replace(touched, ports=made.ports)
+        return XrayPlan(self._host, self._installation, self._sharing, made, touched)

@@ -14,7 +14,14 @@ _ASSETS = "XRAY_LOCATION_ASSET"
 
 
 def installation(host: Host) -> Installation:
-    return Installation(host, XRAY, lambda path: _environment(host, path))
+    return Installation(host, XRAY, lambda path: _environment(host, path), assets=lambda path: _lists(host, path))
+
+
+def _lists(host: Host, executable: Path) -> list[Path]:
+    """The operator's directory, and the lists beside the executable."""
+    configured = host.settings.get("XRAY_ASSETS_PATH")
+    beside = [path.resolve() for path in executable.parent.glob("*.dat")]
+    return [*beside, *([Path(configured).resolve()] if configured else [])]
 
 
 def files(executable: Executable) -> Files:

@@ -29,14 +29,14 @@ class XrayPlan(Planned[config.Plan]):
     """Satisfies `node.contract.driver.Plan`."""
 
     async def check(self, target: Mapping[str, Accounts]) -> None:
-        xray = await self._installation.current()
+        xray = await self._executable()
         message = await self._rendered(self._new_api(xray), target)
         await look(xray, "run", "-test", *_FROM_PROTOBUF, stdin=message)
 
     async def launch(self, target: Mapping[str, Accounts], seconds: float) -> XrayGeneration:
         # As it is now: users change while the core comes up.
         started = {tag: dict(accounts) for tag, accounts in target.items()}
-        xray = await self._installation.current()
+        xray = await self._executable()
         endpoint, connections = self._new_api(xray), Connections(self._host.reactor, self.made.doors)
         message = await self._rendered(endpoint, started)
         read = files(xray)

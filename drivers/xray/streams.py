@@ -5,6 +5,8 @@ Type names and numbers: `transport/internet/*/config.proto` of Xray-core 26.3.27
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from protos import xray_pb2
 from protos.xray_pb2 import InboundHandlerConfig, OutboundHandlerConfig, StreamConfig, TypedMessage
 
@@ -30,6 +32,28 @@ def take_over_sender(handler: OutboundHandlerConfig) -> None:
     if sender.HasField("stream_settings"):
         _take_over(sender.stream_settings)
         handler.sender_settings.value = sender.SerializeToString()
+
+
+def of_receiver(handler: InboundHandlerConfig) -> Iterator[StreamConfig]:
+    """The transports of an inbound."""
+    receiver = xray_pb2.ReceiverConfig.FromString(handler.receiver_settings.value)
+    return _with_downloads(receiver.stream_settings)
+
+
+def of_sender(handler: OutboundHandlerConfig) -> Iterator[StreamConfig]:
+    """The transports of an outbound."""
+    sender = xray_pb2.SenderConfig.FromString(handler.sender_settings.value)
+    return _with_downloads(sender.stream_settings)
+
+
+def _with_downloads(stream: StreamConfig) -> Iterator[StreamConfig]:
+    """A transport, and those that XHTTP has for the way back."""
+    yield stream
+    for transport in stream.transport_settings:
+        if transport.settings.type == SPLIT_HTTP:
+            split = xray_pb2.SplitHttpConfig.FromString(transport.settings.value)
+            if split.HasField("download_settings"):
+                yield from _with_downloads(split.download_settings)
 
 
 def strip_shared_password(handler: InboundHandlerConfig) -> None:

@@ -6,10 +6,14 @@ alone: the core has the last word on whether a text is valid.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from drivers.json_text import parse
+from drivers.json_text import bare, parse
+
+# Of numbers, which may have any length, nothing is read here.
+_LENIENT = json.JSONDecoder(parse_int=str, parse_float=str)
 
 
 class Hints(NamedTuple):
@@ -17,6 +21,25 @@ class Hints(NamedTuple):
 
     flow: str = ""
     method: str = ""
+
+
+def top(text: str) -> frozenset[str] | None:
+    """The keys of the configuration, in lower case, as the core reads them: it stops after the first value.
+
+    None where the node cannot read it.
+    """
+    try:
+        value = _first(text)
+    except (ValueError, RecursionError):
+        return None
+    return frozenset(map(str.lower, value)) if isinstance(value, dict) else None
+
+
+def _first(text: str) -> Any:
+    try:
+        return _LENIENT.raw_decode(text.lstrip())[0]
+    except json.JSONDecodeError:
+        return _LENIENT.raw_decode(bare(text).lstrip())[0]
 
 
 def hints(text: str, inbounds: int) -> list[Hints]:
@@ -29,7 +52,8 @@ def hints(text: str, inbounds: int) -> list[Hints]:
 
 
 def _hints(config: Any) -> Iterator[Hints]:
-    for inbound in _get(config, "inbounds") or []:
+    inbounds = _get(config, "inbounds")
+    for inbound in inbounds if isinstance(inbounds, list) else []:
         settings = _get(inbound, "settings")
         flow, method = _get(settings, "flow"), _get(settings, "method")
         yield Hints(flow if isinstance(flow, str) else "", method if isinstance(method, str) else "")

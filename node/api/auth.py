@@ -1,16 +1,19 @@
-"""Who may call: the one API key, as `Authorization: Bearer` or as `x-api-key`, and which dialect the caller speaks."""
+"""Who may call: those with a key, as `Authorization: Bearer` or as `x-api-key`; and which dialect each one speaks."""
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-import uuid
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import Enum
 
-from node.errors import Unauthenticated
+from node.errors import Forbidden, Unauthenticated
+from node.keyfile import Key, Scope, digest_of
+from node.settings import DEFAULT_KEY
 
 _BEARER = "bearer "
+# Whoever has shown a certificate, where that does instead of a key.
+_CERTIFIED = Key("certificate", Scope.ALL, b"")
 
 
 class Dialect(Enum):
@@ -28,33 +31,66 @@ def dialect(x_api_key: Iterable[str]) -> Dialect:
     return Dialect.DEPLOYED if any(True for _ in x_api_key) else Dialect.DOCUMENT
 
 
+@dataclass(frozen=True)
+class Caller:
+    """Who calls: by which key, how they speak, and from which address."""
+
+    key: Key
+    dialect: Dialect = Dialect.DOCUMENT
+    address: str = ""
+
+    @property
+    def controls(self) -> bool:
+        """A controller, and none that looks on: what it says prolongs the keep-alive."""
+        return self.key.scope is Scope.ALL
+
+    def require(self, needed: Scope) -> None:
+        """Raises `Forbidden` unless the key may do that."""
+        if self.key.scope < needed:
+            raise Forbidden(f"the key {self.key.name} has the scope {self.key.scope.word}: this takes {needed.word}")
+
+    def __str__(self) -> str:
+        return f"key {self.key.name}" + (f" from {self.address}" if self.address else "")
+
+
 class Authenticator:
-    """Compares keys in constant time. A key that is a UUID is compared as one, so its spelling does not matter."""
+    """Compares keys in constant time. `key` is that of the settings, if there is one; others come and go.
 
-    def __init__(self, key: str) -> None:
-        self._expected = _digest(key)
+    `certified`: nobody gets as far as this without a certificate, and one does without a key.
+    """
 
-    def check(self, authorization: Iterable[str], x_api_key: Iterable[str]) -> Dialect:
-        """The caller's dialect. Every credential that is given must match; raises `Unauthenticated`."""
+    def __init__(self, key: str = "", certified: bool = False) -> None:
+        self.fixed = (Key(DEFAULT_KEY, Scope.ALL, digest_of(key)),) if key else ()
+        self.certified = certified
+        # Replaced as a whole: two threads read it.
+        self.keys = self.fixed
+
+    def replace(self, keys: Iterable[Key]) -> frozenset[Key]:
+        """Have these beside the one of the settings. Returns those that are none any more."""
+        before, self.keys = self.keys, (*self.fixed, *keys)
+        return frozenset(before).difference(self.keys)
+
+    def knows(self, key: Key) -> bool:
+        """It is one still."""
+        return key in self.keys or (self.certified and key is _CERTIFIED)
+
+    def check(self, authorization: Iterable[str], x_api_key: Iterable[str]) -> Caller:
+        """The caller. Every credential that is given must match, and be the same key; raises `Unauthenticated`."""
         bearer, keys = list(authorization), list(x_api_key)
         presented = [_token(value) for value in bearer] + keys
-        matches = [hmac.compare_digest(_digest(key), self._expected) for key in presented]
-        if not matches or not all(matches):
+        found = {self._find(key) for key in presented} or {_CERTIFIED if self.certified else None}
+        key = found.pop()
+        if key is None or found:
             raise Unauthenticated
-        return dialect(keys)
+        return Caller(key, dialect(keys))
+
+    def _find(self, presented: str) -> Key | None:
+        """All are compared, whichever is the right one."""
+        digest = digest_of(presented)
+        matches = [key for key in self.keys if hmac.compare_digest(digest, key.digest)]
+        return matches[0] if matches else None
 
 
 def _token(value: str) -> str:
     scheme, token = value[: len(_BEARER)], value[len(_BEARER) :]
     return token.strip() if scheme.lower() == _BEARER else ""
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(_canonical(key)).digest()
-
-
-def _canonical(key: str) -> bytes:
-    try:
-        return uuid.UUID(key).bytes
-    except ValueError:
-        return key.encode("utf-8", "surrogateescape")

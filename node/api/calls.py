@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass
 from typing import Any, Protocol
+from weakref import WeakSet
 
 from google.protobuf.message import DecodeError, Message
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.python.failure import Failure
 
-from node.api.auth import Dialect
+from node.api.audit import Audit
+from node.api.auth import Caller, Dialect
 from node.api.methods import Method
-from node.errors import Internal, InvalidRequest, NodeError, Unsupported
+from node.errors import Internal, InvalidRequest, NodeError, Unauthenticated, Unsupported
+from node.keyfile import Key, Scope
 from node.logs import Logger, LogRing
 from node.waiting import fire
+
+_GONE = "the key is not valid any more"
 
 
 class Feed(Protocol):
@@ -73,19 +78,24 @@ class Calls:
 
     log = Logger()
 
-    def __init__(self, backend: Backend, ring: LogRing) -> None:
+    def __init__(self, backend: Backend, ring: LogRing, knows: Callable[[Key], bool] = lambda _: True) -> None:
+        """`knows`: whether a key is one still. A request may be long on its way."""
         self._backend = backend
+        self._knows = knows
         self._ring = ring
+        self._audit = Audit(ring)
         self._undelivered: set[Deferred[bool]] = set()
+        self._open: WeakSet[OpenFeed | LogReader] = WeakSet()
 
-    async def unary(self, method: Method, body: bytes, dialect: Dialect) -> Reply:
+    async def unary(self, method: Method, body: bytes, caller: Caller) -> Reply:
         """Parse, run and serialise one request."""
-        self._backend.touch()
+        self.admit(method, caller)
         if not method.built:
             raise Unsupported(f"{method.name} is not built yet")
         request = parse(method, body)
+        self._require_more(method, request, caller)
         handler: Callable[[Any, Call], Awaitable[Message]] = getattr(self._backend, method.call)
-        call = Call(method, dialect)
+        call = Call(method, caller.dialect)
         delivered = call.outcome
         self._undelivered.add(delivered)
         try:
@@ -105,18 +115,49 @@ class Calls:
         for delivered in tuple(self._undelivered):
             fire(delivered, False)
 
-    def open(self, method: Method) -> OpenFeed:
+    def open(self, method: Method, caller: Caller) -> OpenFeed:
         """Begin a call whose requests are a stream."""
-        self._backend.touch()
-        return OpenFeed(self, method, getattr(self._backend, method.call)())
+        self.admit(method, caller)
+        self._audit.note(method.name, caller)
+        feed = OpenFeed(self, method, getattr(self._backend, method.call)(), caller)
+        self._open.add(feed)
+        return feed
 
-    def logs(self) -> LogReader:
+    def logs(self, method: Method, caller: Caller) -> LogReader:
         """A reader of its own: the ring's tail, then what comes."""
-        self._backend.touch()
-        return LogReader(self._ring)
+        self.admit(method, caller)
+        reader = LogReader(self._ring, caller)
+        self._open.add(reader)
+        return reader
 
-    def touch(self) -> None:
-        self._backend.touch()
+    def admit(self, method: Method, caller: Caller) -> None:
+        """Raises `Forbidden` if the key may not call this, `Unauthenticated` if it is none any more.
+
+        A controller's word prolongs the keep-alive.
+        """
+        if not self._knows(caller.key):
+            raise Unauthenticated(_GONE)
+        caller.require(method.scope)
+        self.touch(caller)
+
+    def touch(self, caller: Caller) -> None:
+        """Who only looks on keeps no backend alive."""
+        if caller.controls:
+            self._backend.touch()
+
+    def dismiss(self, gone: Container[Key]) -> None:
+        """These keys are none any more: the open streams of whoever has one end."""
+        for stream in tuple(self._open):
+            if stream.caller.key in gone:
+                stream.dismiss()
+
+    def _require_more(self, method: Method, request: Any, caller: Caller) -> None:
+        """A reset takes away what others wait for."""
+        reset = watched(method) and request.reset
+        if reset:
+            caller.require(Scope.ALL)
+        if reset or method.scope is Scope.ALL:
+            self._audit.note(f"{method.name} with reset" if reset else method.name, caller)
 
     def _not_done(self, failure: Failure) -> None:
         """The transport that brings the word is not to blame."""
@@ -137,27 +178,42 @@ class Calls:
 class OpenFeed:
     """One stream of requests under way."""
 
-    def __init__(self, calls: Calls, method: Method, feed: Feed) -> None:
+    def __init__(self, calls: Calls, method: Method, feed: Feed, caller: Caller) -> None:
+        self.caller = caller
+        self._dismissed = False
         self._calls = calls
         self._method = method
         self._feed = feed
 
     async def feed(self, body: bytes) -> None:
         """Take one serialised message."""
-        self._calls.touch()
+        self._require_key()
+        self._calls.touch(self.caller)
         await self._feed.feed(parse(self._method, body))
 
     async def finish(self) -> bytes:
         """The serialised reply."""
+        self._require_key()
         return await self._calls._guarded(self._method, self._feed.finish())
+
+    def dismiss(self) -> None:
+        """The caller's key is none any more: with the next message it ends."""
+        self._dismissed = True
+
+    def _require_key(self) -> None:
+        if self._dismissed:
+            raise Unauthenticated(_GONE)
 
 
 class LogReader:
     """A cursor into the ring."""
 
-    def __init__(self, ring: LogRing) -> None:
+    def __init__(self, ring: LogRing, caller: Caller) -> None:
+        self.caller = caller
         self._ring = ring
         self._cursor = ring.tail()
+        self._dismissed = False
+        self._waiting: Deferred[tuple[list[str], int]] | None = None
 
     @property
     def behind(self) -> bool:
@@ -165,9 +221,22 @@ class LogReader:
         return self._ring.has(self._cursor)
 
     async def next(self) -> list[str]:
-        """The next lines, at least one. Cancelling it is fine."""
-        lines, self._cursor = await self._ring.follow(self._cursor)
-        return lines
+        """The next lines, at least one. Cancelling it is fine. Raises `Unauthenticated` if the key is none any more."""
+        try:
+            if not self._dismissed:
+                self._waiting = ensureDeferred(self._ring.follow(self._cursor))
+                lines, self._cursor = await self._waiting
+                return lines
+        except CancelledError:
+            if not self._dismissed:
+                raise
+        raise Unauthenticated(_GONE)
+
+    def dismiss(self) -> None:
+        """The caller's key is none any more: it ends at once."""
+        self._dismissed = True
+        if self._waiting is not None:
+            self._waiting.cancel()
 
 
 def watched(method: Method) -> bool:

@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from node.api.framing import delimited, single
+from node.keyfile import Scope
 from protos import service_pb2
 
 SERVICE = service_pb2.DESCRIPTOR.services_by_name["NodeService"]
@@ -36,7 +37,8 @@ class Method:
     """One operation.
 
     `call` names the coroutine of `Backend` (for `Kind.FEED`, the method that opens a feed). `needs_backend` says that
-    it fails while none runs, `built` that the node can do it. `cut` tells how a REST body of a feed is cut.
+    it fails while none runs, `built` that the node can do it. `cut` tells how a REST body of a feed is cut. `scope` is
+    the least that a key must have.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Method:
     kind: Kind = Kind.UNARY
     built: bool = True
     cut: Callable[[bytes], Iterator[bytes]] = single
+    scope: Scope = Scope.ALL
 
     @property
     def request(self) -> type[Message]:
@@ -60,14 +63,21 @@ class Method:
 METHODS: tuple[Method, ...] = (
     Method("Start", "start", ("POST",), "/start"),
     Method("Stop", "stop", ("PUT",), "/stop"),
-    Method("GetBaseInfo", "info", ("GET",), "/info"),
-    Method("GetLogs", "logs", ("GET",), "/logs", kind=Kind.LOGS),
-    Method("GetSystemStats", "system_stats", ("GET",), "/stats/system"),
-    Method("GetBackendStats", "backend_stats", ("GET",), "/stats/backend", needs_backend=True),
-    Method("GetStats", "stats", ("GET",), "/stats"),
-    Method("GetUserOnlineStats", "online", ("GET",), "/stats/user/online", needs_backend=True),
-    Method("GetUserOnlineIpListStats", "online_ips", ("GET",), "/stats/user/online_ip", needs_backend=True),
-    Method("GetOutboundsLatency", "latency", ("GET",), "/stats/latency", built=False),
+    Method("GetBaseInfo", "info", ("GET",), "/info", scope=Scope.READ),
+    Method("GetLogs", "logs", ("GET",), "/logs", kind=Kind.LOGS, scope=Scope.READ),
+    Method("GetSystemStats", "system_stats", ("GET",), "/stats/system", scope=Scope.METRICS),
+    Method("GetBackendStats", "backend_stats", ("GET",), "/stats/backend", needs_backend=True, scope=Scope.METRICS),
+    Method("GetStats", "stats", ("GET",), "/stats", scope=Scope.READ),
+    Method("GetUserOnlineStats", "online", ("GET",), "/stats/user/online", needs_backend=True, scope=Scope.READ),
+    Method(
+        "GetUserOnlineIpListStats",
+        "online_ips",
+        ("GET",),
+        "/stats/user/online_ip",
+        needs_backend=True,
+        scope=Scope.READ,
+    ),
+    Method("GetOutboundsLatency", "latency", ("GET",), "/stats/latency", built=False, scope=Scope.METRICS),
     Method("SyncUser", "sync_user", ("PUT",), "/user/sync", needs_backend=True, kind=Kind.FEED),
     # POST too: the older of the deployed clients sends it.
     Method("SyncUsers", "sync_users", ("PUT", "POST"), "/users/sync", needs_backend=True),
@@ -80,10 +90,17 @@ METHODS: tuple[Method, ...] = (
         kind=Kind.FEED,
         cut=delimited,
     ),
-    Method("ListRoutingRules", "routing_rules", ("GET",), "/routing/rules", built=False),
-    Method("GetBalancerInfo", "balancer_info", ("POST",), "/routing/balancer", built=False),
-    Method("TestRoute", "test_route", ("POST",), "/routing/test", built=False),
+    Method("ListRoutingRules", "routing_rules", ("GET",), "/routing/rules", built=False, scope=Scope.READ),
+    Method("GetBalancerInfo", "balancer_info", ("POST",), "/routing/balancer", built=False, scope=Scope.READ),
+    Method("TestRoute", "test_route", ("POST",), "/routing/test", built=False, scope=Scope.READ),
     Method("AddRoutingRule", "add_routing_rule", ("PUT",), "/routing/rules", built=False),
     Method("RemoveRoutingRule", "remove_routing_rule", ("DELETE",), "/routing/rules", built=False),
     Method("OverrideBalancerTarget", "override_balancer", ("PUT",), "/routing/balancer/override", built=False),
 )
+
+_SCOPES = {(verb, method.path): method.scope for method in METHODS for verb in method.verbs}
+
+
+def scope_of(verb: str, path: str) -> Scope:
+    """What a REST request takes; for what is none of METHODS any key does."""
+    return _SCOPES.get((verb, path.rstrip("/")), Scope.METRICS)

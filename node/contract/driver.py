@@ -28,13 +28,17 @@ _TELLING = ("panic:", "fatal error:", "Failed to start:", "FATAL")
 
 @dataclass(frozen=True)
 class Host:
-    """What a driver is given: the reactor, the asyncio thread, a private directory (0700), the ring, its settings."""
+    """What a driver is given: the reactor, the asyncio thread, a private directory (0700), the ring, its settings.
+
+    `withheld` are files and directories that no core reads, whatever else it may.
+    """
 
     reactor: Reactor
     aio: Aio
     log: Log
     directory: Path
     settings: Mapping[str, str]
+    withheld: Sequence[Path] = ()
 
 
 @dataclass(frozen=True)

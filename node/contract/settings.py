@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 class Setting:
     """One setting: its name in the environment, what it is for, its default. A secret is never an option.
 
-    With `choices` its value is one of them, in any case.
+    With `choices` its value is one of them, in any case. `fault` says why one that was set cannot be used, or nothing.
     """
 
     name: str
@@ -17,6 +18,7 @@ class Setting:
     default: str = ""
     secret: bool = False
     choices: tuple[str, ...] = ()
+    fault: Callable[[str], str] | None = None
 
     @property
     def option(self) -> str:

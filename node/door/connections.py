@@ -11,6 +11,7 @@ from typing import Any
 from twisted.internet.interfaces import IDelayedCall, IReactorTime, ITCPTransport
 
 from node.door.delivery import Deliveries, tcp
+from node.door.guesses import Guesses
 from node.door.places import Places
 
 # Seconds in which a client that acknowledges nothing, or takes nothing, counts as gone (tcp(7), TCP_USER_TIMEOUT).
@@ -57,7 +58,10 @@ class Connection:
         self._action: Callable[[], None] = self.cut
         self.transport = transport
         self.peer = transport.getPeer()
-        self.network = network(str(getattr(self.peer, "host", "")))
+        host = str(getattr(self.peer, "host", ""))
+        self.network = network(host)
+        # For people; a listener for both has IPv4's in IPv6's form.
+        self.address = host.removeprefix("::ffff:")
         self.known = False
         self.secured = False
         self.idle = False
@@ -110,6 +114,7 @@ class Connections:
         self.limits = limits
         self.places: Places[Connection] = Places(reactor, limits.max_connections, limits.strangers)
         self.deliveries = Deliveries(reactor)
+        self.guesses = Guesses(reactor)
         self._by_link: dict[Any, Connection] = {}
 
     def __iter__(self) -> Iterator[Connection]:

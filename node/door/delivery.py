@@ -103,13 +103,11 @@ class Deliveries:
                 failed.pop_all()
                 self._watch(transport, link, end, delivered)
 
-    def watch(self, transport: Any, delivered: Deferred[bool]) -> None:
-        """Fire `delivered` when it is known what became of all that was written to this transport."""
+    def watch(self, transport: Any, end: int, delivered: Deferred[bool]) -> None:
+        """Fire `delivered` when it is known what became of the connection's stream, as it was `written` up to there."""
         with ExitStack() as failed:
             failed.callback(fire, delivered, False)
             link = tcp(transport).getHandle().dup()
-            failed.callback(link.close)
-            end = written(transport)
             failed.pop_all()
             self._watch(transport, link, end, delivered)
 

@@ -88,15 +88,18 @@ class Manners:
         """It is of the message of a call that was not refused at its headers, as a stranger's is."""
         return frame.kind == Kind.DATA and frame.length > 0 and frame.stream in self.open
 
-    def sent(self, data: bytes) -> None:
-        """The client is sent this."""
+    def sent(self, data: bytes) -> bool:
+        """The client is sent this. Returns whether anything of it belongs to a reply."""
+        replies = not self._sent.between
         for frame in self._sent.feed(data):
             kind, flags = frame.kind, frame.flags
+            replies = replies or kind in (Kind.DATA, Kind.HEADERS)
             if kind == Kind.RST_STREAM or (flags & END_STREAM and kind in (Kind.DATA, Kind.HEADERS)):
                 self.open.discard(frame.stream)
             # Clients measure the line by a PING whenever something comes, and answer ours.
             if kind in (Kind.DATA, Kind.HEADERS) or (kind == Kind.PING and not flags & ACK):
                 self._pings.fill()
+        return replies
 
     @property
     def interruptible(self) -> bool:

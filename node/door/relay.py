@@ -16,7 +16,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from node.door.connections import Connection, Connections
-from node.door.delivery import tcp
+from node.door.delivery import tcp, written
 from node.door.frames import Code, goaway
 from node.door.manners import Manners, Unmannerly
 from node.door.upstream import Upstream
@@ -47,8 +47,11 @@ class Relay(Protocol):
         # Replies that the server has written and we have not: where they end in what it writes, and who waits.
         self._marks: deque[tuple[int, Deferred[bool]]] = deque()
         self._passed = 0
+        # Where in the connection's stream the last piece of a reply ends.
+        self._end = 0
         self._asked_at: float | None = None
         self._leaving = False
+        self._held_back: IDelayedCall | None = None
 
     def connectionMade(self) -> None:
         self.connection: Connection = self._connections.enter(self.transport)
@@ -75,6 +78,9 @@ class Relay(Protocol):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.connection.leave()
+        if self._held_back is not None:
+            self._held_back.cancel()
+            self._held_back = None
         if self._server is not None:
             self._server.leave()
         for _, delivered in self._marks:
@@ -84,10 +90,13 @@ class Relay(Protocol):
 
     def reply(self, data: bytes) -> None:
         """The server's bytes for the client."""
-        self._manners.sent(data)
+        replies = self._manners.sent(data)
         self._passed += len(data)
         self._look_after()
         self._write(data)
+        if replies:
+            # What follows, a PING maybe, has no part in it: whoever has the reply may hang up before that comes.
+            self._end = written(self.transport)
         self._look_for_replies()
 
     def server_lost(self) -> None:
@@ -101,6 +110,24 @@ class Relay(Protocol):
             self.connection.known = True
             self.connection.arm(self._connections.limits.idle, self._look_at_rest)
             self._look_after()
+
+    @property
+    def address(self) -> str:
+        return self.connection.address
+
+    def refused(self) -> None:
+        """A request of theirs carries a wrong key, or none. After many nothing passes for a while, either way."""
+        late = self._connections.guesses.wrong(self.connection)
+        if late and self._server is not None and self._held_back is None and not self.connection.known:
+            self.transport.pauseProducing()
+            self._server.pauseProducing()
+            self._held_back = self._connections.reactor.callLater(late, self._go_on)
+
+    def _go_on(self) -> None:
+        self._held_back = None
+        if self._server is not None and not (self._leaving or self.connection.over):
+            self._server.resumeProducing()
+            self.transport.resumeProducing()
 
     def watch(self, delivered: Deferred[bool]) -> None:
         """The server has written a reply: fire this when it is known whether it arrived."""
@@ -131,7 +158,7 @@ class Relay(Protocol):
     def _look_for_replies(self) -> None:
         """Replies that are written to their end are the kernel's from here on."""
         while self._marks and self._marks[0][0] <= self._passed:
-            self._connections.deliveries.watch(self.transport, self._marks.popleft()[1])
+            self._connections.deliveries.watch(self.transport, self._end, self._marks.popleft()[1])
 
     def _look_after(self) -> None:
         """Note what is awaited now."""

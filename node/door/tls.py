@@ -22,12 +22,12 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 from OpenSSL import SSL
-from twisted.application.service import Service
+from OpenSSL.crypto import X509
 from twisted.internet.interfaces import IOpenSSLServerConnectionCreator, IReactorTime
 from zope.interface import implementer
 
 from node.logs import Logger
-from node.periodic import Periodic
+from node.watching import FileWatch, Stamp, stamp
 
 # The protocols, for a port that both are served on: the first that a client offers is chosen.
 REST_FIRST = (b"http/1.1", b"h2")
@@ -36,7 +36,6 @@ _CURVES = ("secp256r1", "secp384r1", "secp521r1")  # gRPC's clients take no othe
 
 PrivateKey = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey | rsa.RSAPrivateKey
 Protocols = tuple[bytes, ...]
-Stamp = tuple[tuple[int, ...] | None, ...]
 
 
 class BadPair(Exception):
@@ -54,11 +53,20 @@ class Pair:
         return "<Pair>"  # a key has no place in logs and tracebacks
 
 
+@dataclass(frozen=True)
+class Demands:
+    """What is asked of clients: a certificate of one of these authorities, and the newest TLS."""
+
+    authorities: Path | None = None
+    newest: bool = False
+
+
 @dataclass(frozen=True, repr=False)
 class _Served:
     """What new connections get, by the order of protocols."""
 
     pair: Pair
+    authorities: bytes
     contexts: dict[Protocols, SSL.Context]
 
 
@@ -113,6 +121,17 @@ def _key(file: Path) -> PrivateKey:
     return key
 
 
+def read_authorities(file: Path | None) -> bytes:
+    """Those who sign clients' certificates, PEM; nothing where none are needed. Raises BadPair."""
+    if file is None:
+        return b""
+    data = _read(file, "CLIENT_CA")
+    try:
+        return b"".join(one.public_bytes(Encoding.PEM) for one in x509.load_pem_x509_certificates(data))
+    except (ValueError, x509.InvalidVersion) as error:
+        raise BadPair(f"CLIENT_CA: {file} has no PEM certificates: {error}") from error
+
+
 def _spki(key: Any) -> bytes:
     spki: bytes = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return spki
@@ -137,9 +156,25 @@ class _Context(SSL.Context):
         pass
 
 
-def _context(pair: Pair, cert_file: Path, protocols: Protocols) -> SSL.Context:
+def _demand_certificate(context: SSL.Context, authorities: bytes) -> None:
+    """Have no handshake succeed without one, each anew: a session that is resumed would not be looked at."""
+    store = context.get_cert_store()
+    assert store is not None
+    for authority in x509.load_pem_x509_certificates(authorities):
+        store.add_cert(X509.from_cryptography(authority))
+    context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT)
+    context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
+    context.set_options(SSL.OP_NO_TICKET)
+    context.set_session_id(b"txnode")
+
+
+def _context(
+    pair: Pair, cert_file: Path, protocols: Protocols, authorities: bytes = b"", newest: bool = False
+) -> SSL.Context:
     context = _Context(SSL.TLS_SERVER_METHOD)
-    context.set_min_proto_version(SSL.TLS1_2_VERSION)
+    context.set_min_proto_version(SSL.TLS1_3_VERSION if newest else SSL.TLS1_2_VERSION)
+    if authorities:
+        _demand_certificate(context, authorities)
     context.set_mode(SSL.MODE_RELEASE_BUFFERS)  # log streams are idle for hours
     SSL.Context.set_alpn_select_callback(context, _chooser(protocols))
     own, *intermediates = x509.load_pem_x509_certificates(pair.chain)
@@ -162,9 +197,10 @@ class Certificates:
 
     log = Logger()
 
-    def __init__(self, cert_file: Path, key_file: Path) -> None:
+    def __init__(self, cert_file: Path, key_file: Path, demands: Demands | None = None) -> None:
         self._cert_file = cert_file
         self._key_file = key_file
+        self._demands = demands or Demands()
         self._seen: Stamp | None = None
         # Why the files as they are now are not what is served.
         self.fault = ""
@@ -172,17 +208,17 @@ class Certificates:
 
     def load(self) -> None:
         """Read the files, now to be served. Raises BadPair, and what was served before stays."""
-        stamp = self._stamp()  # before reading, so that a change in between is noticed later
+        seen = self._stamp()  # before reading, so that a change in between is noticed later
         try:
             pair = read_pair(self._cert_file, self._key_file)
-            if self._served is None or pair != self._served.pair:
-                orders = (REST_FIRST, GRPC_FIRST)
-                self._served = _Served(pair, {order: _context(pair, self._cert_file, order) for order in orders})
+            authorities = read_authorities(self._demands.authorities)
+            if self._served is None or (pair, authorities) != (self._served.pair, self._served.authorities):
+                self._served = self._made(pair, authorities)
         except BadPair:
-            self._seen = stamp
+            self._seen = seen
             raise
         # After anything else they are looked at again the next time.
-        self._seen, self.fault = stamp, ""
+        self._seen, self.fault = seen, ""
         self._report(pair)
 
     def reload(self) -> bool:
@@ -210,8 +246,16 @@ class Certificates:
         """For `TLSMemoryBIOFactory`."""
         return ContextFactory(self, protocols)
 
+    def _made(self, pair: Pair, authorities: bytes) -> _Served:
+        newest, orders = self._demands.newest, (REST_FIRST, GRPC_FIRST)
+        contexts: dict[Protocols, SSL.Context] = {
+            order: _context(pair, self._cert_file, order, authorities, newest) for order in orders
+        }
+        return _Served(pair, authorities, contexts)
+
     def _stamp(self) -> Stamp:
-        return tuple(_file_stamp(file) for file in (self._cert_file, self._key_file))
+        files = (self._cert_file, self._key_file, self._demands.authorities)
+        return stamp(file for file in files if file is not None)
 
     def _report(self, pair: Pair) -> None:
         end = x509.load_pem_x509_certificate(pair.chain).not_valid_after_utc
@@ -219,15 +263,6 @@ class Certificates:
             self.log.info("serving {file}, valid until {end}", file=str(self._cert_file), end=str(end))
         else:
             self.log.warn("{file} expired at {end}: clients will refuse it", file=str(self._cert_file), end=str(end))
-
-
-def _file_stamp(file: Path) -> tuple[int, ...] | None:
-    try:
-        found = file.stat()
-    except OSError:
-        return None  # reading it will say why
-    # ctime tells of a chmod that made the file readable.
-    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
 
 @implementer(IOpenSSLServerConnectionCreator)
@@ -242,26 +277,8 @@ class ContextFactory:
         return SSL.Connection(self._certificates.current.contexts[self._protocols], None)
 
 
-class CertificateWatch(Service):
+class CertificateWatch(FileWatch):
     """Looks at the files every `interval` seconds and loads them when they changed, as after a renewal."""
 
     def __init__(self, certificates: Certificates, reactor: IReactorTime, interval: float = 10) -> None:
-        self._certificates = certificates
-        self._looking = Periodic("looking for a new certificate", self._look, interval, reactor)
-
-    @property
-    def warnings(self) -> list[str]:
-        """Whether a renewal may go unnoticed."""
-        return [text for text in (self._certificates.fault, *self._looking.warnings) if text]
-
-    def startService(self) -> None:
-        super().startService()
-        self._looking.start()
-
-    def stopService(self) -> None:
-        super().stopService()
-        self._looking.stop()
-
-    def _look(self) -> None:
-        if self._certificates.changed():
-            self._certificates.reload()
+        super().__init__("a new certificate", certificates, reactor, interval)

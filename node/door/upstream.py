@@ -21,8 +21,15 @@ _NAME = "grpc."
 class Client(Protocol):
     """The connection of one client, as the server's side speaks of it."""
 
+    @property
+    def address(self) -> str:
+        """Where they are."""
+
     def show_key(self) -> None:
         """A request of theirs carries the key."""
+
+    def refused(self) -> None:
+        """A request of theirs carries a wrong key, or none."""
 
     def watch(self, delivered: Deferred[bool]) -> None:
         """The server has written a reply: fire this when it is known whether it arrived."""
@@ -84,6 +91,15 @@ class Upstream:
         """A request of this client carries the key."""
         if (client := self._clients.get(peer)) is not None:
             client.show_key()
+
+    def address(self, peer: str) -> str:
+        """Where this client is."""
+        return "" if (client := self._clients.get(peer)) is None else client.address
+
+    def refused(self, peer: str) -> None:
+        """A request of this client carries a wrong key, or none."""
+        if (client := self._clients.get(peer)) is not None:
+            client.refused()
 
     def watch(self, peer: str, delivered: Deferred[bool]) -> None:
         """The server has written a reply to this client: fire this when it is known whether it arrived."""

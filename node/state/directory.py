@@ -13,6 +13,8 @@ from pathlib import Path
 # A unix socket's path has at most 107 bytes (unix(7)); a core's socket adds this much.
 _SOCKET_NAME = 40
 _MAX_PATH = 107
+# What follows the short name of a directory that is not below the node's own.
+_OTHERS = {"run": "", "door": "-door"}
 
 
 class StateDirectory:
@@ -26,11 +28,12 @@ class StateDirectory:
     @property
     def run_dir(self) -> Path:
         """Where the sockets of cores are. Cores carry its name, so that a later node finds those that were left."""
-        run = self.path / "run"
-        writable = os.access(self.path, os.W_OK) or not self.path.exists()
-        if writable and len(os.fsencode(run)) + _SOCKET_NAME <= _MAX_PATH:
-            return run
-        return Path(tempfile.gettempdir()) / f"txnode-{os.getuid()}-{hash_name(self.path)}"
+        return self._of_sockets("run")
+
+    @property
+    def door_dir(self) -> Path:
+        """Where gRPC's own socket is, which a core has no business with, nor a configuration."""
+        return self._of_sockets("door")
 
     @property
     def database(self) -> Path:
@@ -39,7 +42,7 @@ class StateDirectory:
 
     def claim(self) -> None:
         """Make the directories private and take the lock. Raises `OSError` if another node has it."""
-        for directory in (self.path, self.run_dir):
+        for directory in (self.path, self.run_dir, self.door_dir):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             _make_private(directory)
         lock = self._open_lock()
@@ -54,6 +57,13 @@ class StateDirectory:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def _of_sockets(self, name: str) -> Path:
+        below = self.path / name
+        writable = os.access(self.path, os.W_OK) or not self.path.exists()
+        if writable and len(os.fsencode(below)) + _SOCKET_NAME <= _MAX_PATH:
+            return below
+        return Path(tempfile.gettempdir()) / f"txnode-{os.getuid()}-{hash_name(self.path)}{_OTHERS[name]}"
 
     def _open_lock(self) -> int:
         """On a disk that became read-only the lock of an earlier node does, or the directory itself."""

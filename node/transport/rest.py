@@ -19,7 +19,7 @@ from twisted.web.resource import IResource
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from zope.interface import implementer
 
-from node.api.auth import Dialect
+from node.api.auth import Caller, Dialect
 from node.api.calls import Calls, LogReader, Reply
 from node.api.methods import METHODS, Kind, Method
 from node.errors import Internal, InvalidRequest, NodeError, UnknownPath, WrongMediaType, WrongVerb
@@ -61,13 +61,15 @@ def _handler(calls: Calls, method: Method) -> Callable[[Request], Awaitable[byte
     work = {Kind.UNARY: _unary, Kind.FEED: _feed, Kind.LOGS: _logs}[method.kind]
 
     async def handle(request: Request) -> bytes:
-        _admit(request)
+        _admit(request, method)
         return await work(calls, method, request)
 
     return handle
 
 
-def _admit(request: Request) -> None:
+def _admit(request: Request, method: Method) -> None:
+    # At the headers it was asked for by the path alone.
+    request.caller.require(method.scope)
     if request.method == b"HEAD":  # werkzeug adds it wherever there is a GET
         raise WrongVerb("HEAD is not an operation of this node")
     media_type = _media_type(request)
@@ -84,16 +86,25 @@ def _media_type(request: Request) -> str:
 
 async def _unary(calls: Calls, method: Method, request: Request) -> bytes:
     body = request.content.getvalue()
-    return await _answer(request, await _accepted(calls.unary(method, body, request.dialect)))
+    return await _answer(request, await _accepted(calls.unary(method, body, request.caller)))
 
 
 async def _feed(calls: Calls, method: Method, request: Request) -> bytes:
+<<<<<<< HEAD
+    return await _answer(request, await _accepted(_fed(calls, method, request.content.getvalue(), request.caller)))
+
+
+async def _fed(calls: Calls, method: Method, body: bytes, caller: Caller) -> Reply:
+    feed = calls.open(method, caller)
+    for message in method.cut(body):
+=======
     return await _answer(request, await _accepted(_fed(calls, method, request)))
 
 
 async def _fed(calls: Calls, method: Method, request: Request) -> Reply:
     feed, reactor = calls.open(method), request.site.reactor
     for number, message in enumerate(method.cut(request.content.getvalue()), 1):
+>>>>>>> attack
         await feed.feed(message)
         if number % TURN == 0:
             await deferLater(reactor, 0)
@@ -101,7 +112,7 @@ async def _fed(calls: Calls, method: Method, request: Request) -> Reply:
 
 
 async def _logs(calls: Calls, method: Method, request: Request) -> bytes:
-    await LogStream(request, calls.logs()).run()
+    await LogStream(request, calls.logs(method, request.caller)).run()
     return b""
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
@@ -23,11 +24,15 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from node.api.auth import Authenticator, Dialect, dialect
+from node.api.auth import Authenticator, Caller
 from node.api.calls import Calls, LogReader, OpenFeed, Reply, watched
 from node.api.methods import MAX_BODY, METHODS, SERVICE, Kind, Method
 from node.door.upstream import Upstream
+<<<<<<< HEAD
+from node.errors import Forbidden, Internal, NodeError, Unauthenticated
+=======
 from node.errors import Internal, InvalidRequest, NodeError, Unauthenticated
+>>>>>>> attack
 from node.logs import Logger
 from node.transport.serving import Serving
 from node.waiting import fire
@@ -64,8 +69,8 @@ class RpcServer:
         self._aio = aio
         self._upstream = upstream
         self._serving: Serving | None = None
-        self._gate = _Gate(authenticator, partial(aio.tell, self._heard, calls, upstream))
-        self._handlers = _Handlers(aio, calls, upstream)
+        heard, refused = partial(aio.tell, self._heard, calls, upstream), partial(aio.call, self._refused, upstream)
+        self._gate = _Gate(authenticator, _Handlers(aio, calls, upstream), heard, refused)
 
     async def start(self) -> None:
         """Bind and serve. Raises `OSError` if there can be no socket."""
@@ -79,7 +84,6 @@ class RpcServer:
 
     def _bound(self) -> Any:
         server = grpc.aio.server(options=_OPTIONS, interceptors=(self._gate,))
-        server.add_generic_rpc_handlers((self._handlers,))
         _add_official_services(server)
         path = self._upstream.next_path()
         try:
@@ -91,49 +95,89 @@ class RpcServer:
         return server
 
     @staticmethod
-    def _heard(calls: Calls, upstream: Upstream, peer: str) -> None:
+    def _heard(calls: Calls, upstream: Upstream, peer: str, caller: Caller) -> None:
         upstream.show_key(peer)
-        calls.touch()
+        calls.touch(caller)
+
+    @staticmethod
+    async def _refused(upstream: Upstream, peer: str) -> None:
+        upstream.refused(peer)
 
 
 class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Lets callers with the key in, to every service of the server.
+    """Lets callers with a key in, to every service of the server; to METHODS with one that may call them.
 
-    `heard` is called with the client of each request that is none of METHODS: of those is told where they are answered.
+    `heard` is called with each request that is none of METHODS, of which the handlers tell themselves. `refused` is
+    awaited with each client that has no right key before they are told.
     """
 
-    def __init__(self, authenticator: Authenticator, heard: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        handlers: _Handlers,
+        heard: Callable[[str, Caller], None],
+        refused: Callable[[str], Awaitable[None]],
+    ) -> None:
         self._authenticator = authenticator
+        self._handlers = handlers
         self._heard = heard
+        self._refused = refused
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
     ) -> grpc.RpcMethodHandler | None:
-        authorization, x_api_key = _credentials(details.invocation_metadata)
         try:
-            self._authenticator.check(authorization, x_api_key)
+            caller = self._authenticator.check(*_credentials(details.invocation_metadata))
         except Unauthenticated as error:
-            return grpc.stream_stream_rpc_method_handler(_refusal(error))
-        handler = await continuation(details)
-        return handler if details.method in _PATHS or handler is None else self._telling(handler)
+            return _refusal(error, self._refused)
+        method = _PATHS.get(details.method)
+        if method is None:
+            # For health and reflection any key does.
+            handler = await continuation(details)
+            return None if handler is None else self._telling(handler, caller)
+        try:
+            caller.require(method.scope)
+        except Forbidden as error:
+            return _refusal(error, self._hears(caller))
+        return self._handlers.of(method, caller)
 
+<<<<<<< HEAD
+    def _hears(self, caller: Caller) -> Callable[[str], Awaitable[None]]:
+        async def hear(peer: str) -> None:
+            self._heard(peer, caller)
+
+        return hear
+
+    def _telling(self, handler: grpc.RpcMethodHandler, caller: Caller) -> grpc.RpcMethodHandler:
+        """The same handler, which says first whose request it has: the context alone knows."""
+=======
     def _telling(self, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
         """The same handler, which says first whose request it has: the context alone knows.
 
         It is handed bytes: what is no message gRPC would call an error of the server's.
         """
+>>>>>>> attack
         kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
         (kind,) = (kind for kind in kinds if getattr(handler, kind) is not None)
         answer = getattr(handler, kind)
         parsed = partial(_stream if handler.request_streaming else _one, handler.request_deserializer)
 
         async def one(request: Any, context: Context) -> Any:
+<<<<<<< HEAD
+            self._heard(context.peer(), caller)
+            return await answer(request, context)
+
+        async def many(request: Any, context: Context) -> AsyncIterator[Any]:
+            self._heard(context.peer(), caller)
+            async for reply in answer(request, context):
+=======
             self._heard(context.peer())
             return await answer(await parsed(request, context), context)
 
         async def many(request: Any, context: Context) -> AsyncIterator[Any]:
             self._heard(context.peer())
             async for reply in answer(await parsed(request, context), context):
+>>>>>>> attack
                 yield reply
 
         return handler._replace(
@@ -158,35 +202,31 @@ async def _stream(parse: Callable[[bytes], T], bodies: AsyncIterator[bytes], con
     return messages()
 
 
-class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Finds the handler of a call."""
+class _Handlers:
+    """What answers a call of METHODS, for its caller."""
 
     def __init__(self, aio: Aio, calls: Calls, upstream: Upstream) -> None:
         self._aio = aio
         self._calls = calls
         self._upstream = upstream
-        self._by_path = {path: self._handler(method) for path, method in _PATHS.items()}
 
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        return self._by_path.get(details.method)
-
-    def _handler(self, method: Method) -> grpc.RpcMethodHandler:
+    def of(self, method: Method, caller: Caller) -> grpc.RpcMethodHandler:
         if method.kind is Kind.LOGS:
-            return grpc.unary_stream_rpc_method_handler(self._logs)
+            return grpc.unary_stream_rpc_method_handler(partial(self._logs, method, caller))
         if method.kind is Kind.FEED:
-            return grpc.stream_unary_rpc_method_handler(partial(self._feed, method))
+            return grpc.stream_unary_rpc_method_handler(partial(self._feed, method, caller))
         if watched(method):
             # A stream of one reply is the same on the wire. It costs a second write, but only its writing can be seen
             # to fail: of a unary reply gRPC says OK, whatever became of it.
-            return grpc.unary_stream_rpc_method_handler(partial(self._watched, method))
-        return grpc.unary_unary_rpc_method_handler(partial(self._unary, method))
+            return grpc.unary_stream_rpc_method_handler(partial(self._watched, method, caller))
+        return grpc.unary_unary_rpc_method_handler(partial(self._unary, method, caller))
 
-    async def _unary(self, method: Method, body: bytes, context: Context) -> bytes:
-        reply: Reply = await _answered(self._aio.outlast(*self._call(method, body, context)), context)
+    async def _unary(self, method: Method, caller: Caller, body: bytes, context: Context) -> bytes:
+        reply: Reply = await _answered(self._aio.outlast(*self._call(method, caller, body, context)), context)
         return reply.body
 
-    async def _watched(self, method: Method, body: bytes, context: Context) -> None:
-        work = asyncio.ensure_future(self._aio.call(*self._call(method, body, context)))
+    async def _watched(self, method: Method, caller: Caller, body: bytes, context: Context) -> None:
+        work = asyncio.ensure_future(self._aio.call(*self._call(method, caller, body, context)))
         try:
             reply = await _answered(asyncio.shield(work), context)
             await context.write(reply.body)
@@ -197,14 +237,17 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             # Before the end of the call is sent, so that the client cannot hang up before it is heard.
             self._aio.tell(self._upstream.watch, context.peer(), reply.delivered)
 
-    def _call(self, method: Method, body: bytes, context: Context) -> tuple[Any, ...]:
+    def _call(self, method: Method, caller: Caller, body: bytes, context: Context) -> tuple[Any, ...]:
         """What is called on the reactor. What was accepted goes on when the caller hangs up."""
-        _, x_api_key = _credentials(context.invocation_metadata())
-        return self._unary_of, context.peer(), method, body, dialect(x_api_key)
+        return self._unary_of, context.peer(), method, body, caller
 
-    async def _unary_of(self, peer: str, method: Method, body: bytes, spoken: Dialect) -> Reply:
+    async def _unary_of(self, peer: str, method: Method, body: bytes, caller: Caller) -> Reply:
+        return await self._calls.unary(method, body, self._known(peer, caller))
+
+    def _known(self, peer: str, caller: Caller) -> Caller:
+        """The caller, with the address: the door knows whose connection this is."""
         self._upstream.show_key(peer)
-        return await self._calls.unary(method, body, spoken)
+        return replace(caller, address=self._upstream.address(peer))
 
     def _undelivered(self, work: asyncio.Future[Reply]) -> None:
         """Tell whoever waits for it that the reply was not delivered. Where none was made, they know."""
@@ -212,28 +255,26 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         if waiter is not None:
             self._aio.tell(fire, waiter, False)
 
-    async def _feed(self, method: Method, messages: AsyncIterator[bytes], context: Context) -> bytes:
+    async def _feed(self, method: Method, caller: Caller, messages: AsyncIterator[bytes], context: Context) -> bytes:
         async def whole() -> bytes:
-            feed: OpenFeed = await self._aio.call(self._opened_by, context.peer(), method)
+            feed: OpenFeed = await self._aio.call(self._opened_by, context.peer(), method, caller)
             await _carry(messages, lambda batch: self._aio.call(_fed, feed, batch))
             return await self._aio.outlast(feed.finish)
 
         return await _answered(whole(), context)
 
-    async def _opened_by(self, peer: str, method: Method) -> OpenFeed:
-        self._upstream.show_key(peer)
-        return self._calls.open(method)
+    async def _opened_by(self, peer: str, method: Method, caller: Caller) -> OpenFeed:
+        return self._calls.open(method, self._known(peer, caller))
 
-    async def _logs(self, _: bytes, context: Context) -> AsyncIterator[bytes]:
-        reader: LogReader = await self._aio.call(self._read_by, context.peer())
+    async def _logs(self, method: Method, caller: Caller, _: bytes, context: Context) -> AsyncIterator[bytes]:
+        reader: LogReader = await self._aio.call(self._read_by, context.peer(), method, caller)
         await context.send_initial_metadata(())
         while True:
-            for line in await self._aio.call(reader.next):
+            for line in await _answered(self._aio.call(reader.next), context):
                 yield Log(detail=line).SerializeToString()
 
-    async def _read_by(self, peer: str) -> LogReader:
-        self._upstream.show_key(peer)
-        return self._calls.logs()
+    async def _read_by(self, peer: str, method: Method, caller: Caller) -> LogReader:
+        return self._calls.logs(method, self._known(peer, caller))
 
 
 async def _carry(messages: AsyncIterator[bytes], deliver: Callable[[list[bytes]], Coroutine[Any, Any, None]]) -> None:
@@ -304,9 +345,12 @@ def _add_official_services(server: Any) -> None:
     reflection.enable_server_reflection(names, server)
 
 
-def _refusal(fault: NodeError) -> Callable[[Any, Context], AsyncIterator[bytes]]:
+def _refusal(fault: NodeError, first: Callable[[str], Awaitable[None]]) -> grpc.RpcMethodHandler:
+    """Answers with this fault, after `first` was called with the client."""
+
     async def refuse(_: Any, context: Context) -> AsyncIterator[bytes]:
+        await first(context.peer())
         await context.abort(grpc.StatusCode[fault.grpc], fault.text)
         yield b""
 
-    return refuse
+    return grpc.stream_stream_rpc_method_handler(refuse)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Any
+from urllib.parse import unquote
 
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
@@ -19,12 +20,13 @@ from twisted.web import http, server
 from twisted.web.http_headers import Headers
 from twisted.web.resource import IResource
 
-from node.api.auth import Authenticator, Dialect, dialect
-from node.api.methods import MAX_BODY
+from node.api.auth import Authenticator, Caller, Dialect, dialect
+from node.api.methods import MAX_BODY, scope_of
 from node.door import connections
 from node.door.connections import Connection, Connections
 from node.door.delivery import queued, tcp
-from node.errors import Internal, InvalidRequest, NodeError, RequestTimeout, TooLarge
+from node.errors import Forbidden, Internal, InvalidRequest, NodeError, RequestTimeout, TooLarge, Unauthenticated
+from node.keyfile import Scope
 from node.logs import Logger
 
 # In every response.
@@ -53,6 +55,7 @@ class Request(server.Request):
     channel: Any
     site: Any
     content: BytesIO
+    caller: Caller
     dialect = Dialect.DOCUMENT
 
     def __init__(self, channel: Channel, *args: Any, **options: Any) -> None:
@@ -128,12 +131,18 @@ class Channel(http.HTTPChannel):
         """Refuse here all that can be refused without the body, before a client is told to continue."""
         request, limits = self.requests[-1], self.site.limits
         try:
-            request.dialect = self.site.authenticator.check(*_credentials(request))
-        except NodeError as error:
+            caller = self.site.authenticator.check(*_credentials(request))
+        except Unauthenticated as error:
+            self._refuse_stranger(error)
+            return
+        request.caller, request.dialect = replace(caller, address=self.connection.address), caller.dialect
+        self.connection.known = True
+        try:
+            request.caller.require(self._scope())
+        except Forbidden as error:
             self._refuse(error, limits.linger)
             return
-        self.connection.known = True
-        self.site.heard()
+        self.site.heard(request.caller)
         self.connection.arm(limits.body_deadline, self._late)
         if self.length is not None and self.length > limits.max_body:
             self.refuse_body()
@@ -153,6 +162,28 @@ class Channel(http.HTTPChannel):
         """It is over the limit. The caller is no stranger: what comes is thrown away until the body's deadline."""
         error = TooLarge(f"a body may have {self.site.limits.max_body} bytes at most: send less at a time")
         self._refuse(error, self.site.limits.body_deadline)
+
+    def _scope(self) -> Scope:
+        """What the request takes, by its path, which nobody has taken apart yet."""
+        path = self._path.partition(b"?")[0]
+        return scope_of(self._command.decode("latin-1"), unquote(path.decode("latin-1")))
+
+    def _refuse_stranger(self, error: NodeError) -> None:
+        """Whoever has shown many wrong keys waits for the answer, and is not read meanwhile."""
+        late, linger = self.site.connections.guesses.wrong(self.connection), self.site.limits.linger
+        if not late:
+            self._refuse(error, linger)
+            return
+
+        def answer() -> None:
+            self._closing = False
+            self.transport.resumeProducing()
+            self._refuse(error, linger)
+
+        self._closing = True
+        self.clearLineBuffer()
+        self.transport.pauseProducing()
+        self.connection.arm(late, answer)
 
     def writeHeaders(self, version: bytes, code: bytes, reason: bytes, headers: Headers) -> None:
         for name, value in _EVERYWHERE:
@@ -221,7 +252,7 @@ class Site(server.Site):
         reactor: IReactorTime,
         limits: Limits | None = None,
         log_requests: bool = False,
-        heard: Callable[[], None] = lambda: None,
+        heard: Callable[[Caller], None] = lambda _: None,
     ) -> None:
         # No timeout: the channel has its own timer.
         super().__init__(resource, reactor=reactor, timeout=None, parsePOSTFormSubmission=False)

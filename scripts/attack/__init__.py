@@ -1,1 +1,1 @@
-"""Attackers: what strangers, broken clients and strange controllers may send to a node, made at random."""
+"""Attackers: what strangers, broken clients and controllers could send to a node, made by the thousand."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -136,6 +137,8 @@ class NodeProcess:
             "PYTHONUNBUFFERED": "1",
             "API_KEY": self.key,
             "STATE_DIR": str(self.state),
+            # Where the certificates of whoever uses this are.
+            "CORE_PATHS": tempfile.gettempdir(),
             "NODE_HOST": self.host,
             "REST_PORT": str(self.rest_port),
             "GRPC_PORT": str(self.grpc_port),

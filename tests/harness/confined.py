@@ -15,7 +15,7 @@ import sys
 from collections.abc import Collection, Sequence
 
 # The same on every architecture (include/uapi/asm-generic/unistd.h).
-CALLS = {"pidfd_open": 434, "pidfd_getfd": 438}
+CALLS = {"pidfd_open": 434, "pidfd_getfd": 438, "landlock_create_ruleset": 444}
 # prctl(2) and seccomp(2); bpf: load the number of the call, compare, return.
 _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _MODE_FILTER = 22, 24, 38, 2
 _LOAD, _GO_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06

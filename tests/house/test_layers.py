@@ -25,9 +25,10 @@ ROOMS: dict[str, set[str]] = {
     "node.api": {
         *("node.backend", "node.contract", "node.machine", "node.state", "node.traffic"),
         *("node", "node.errors", "node.logs", "node.periodic", "node.reactor", "node.waiting"),
+        *("node.keyfile", "node.secret_file", "node.settings", "node.watching"),
     },
-    "node.door": {"node.logs", "node.periodic", "node.waiting"},
-    "node.transport": {"node.api", "node.door", "node.aio", "node.errors", "node.logs", "node.waiting"},
+    "node.door": {"node.logs", "node.waiting", "node.watching"},
+    "node.transport": {"node.api", "node.door", "node.aio", "node.errors", "node.keyfile", "node.logs", "node.waiting"},
     "node.client": {"node.api", "node.aio", "node.errors", "node.logs"},
     "drivers": {"node.contract", "node.errors"},
     "drivers.install": {"drivers.process.leash"},
@@ -284,6 +285,8 @@ def test_who_reads_the_environment() -> None:
     assert [line for line in lines if "environ" in line and not line.startswith(("'", '"'))] == [
         "os.environ.setdefault('GRPC_ENABLE_FORK_SUPPORT', '0')",
         "os.environ.setdefault('GRPC_VERBOSITY', 'NONE')",
+        "os.environ.setdefault('GRPC_EXPERIMENTS', '-event_engine_client,-event_engine_listener,"
+        "-event_engine_for_all_other_endpoints')",
     ]
 
 

@@ -52,6 +52,9 @@ def environment(service: dict[str, list[str]]) -> dict[str, str]:
         ("SuccessExitStatus", "143"),
         ("OOMPolicy", "continue"),
         ("LimitNOFILE", "1048576"),
+        ("LimitCORE", "0"),
+        ("MemoryMax", "90%"),
+        ("ProtectProc", "invisible"),
         ("DynamicUser", "yes"),
         ("UMask", "0077"),
         ("NoNewPrivileges", "yes"),
@@ -79,10 +82,11 @@ def test_what_the_node_or_a_core_could_not_bear_is_absent(service: dict[str, lis
 
 
 def test_connections_of_one_user_can_be_cut(service: dict[str, list[str]]) -> None:
-    """The filter lets pass what @system-service lacks, takes nothing away, and refuses with an error, not a kill."""
-    [calls] = service["SystemCallFilter"]
-    assert {"@system-service", "pidfd_getfd"} <= set(calls.split())
-    assert not calls.startswith("~")
+    """The filter lets pass what @system-service lacks, takes away what nobody needs, refuses by an error."""
+    landlock = {"landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"}
+    given, taken = service["SystemCallFilter"]
+    assert set(given.split()) == {"@system-service", "pidfd_getfd", *landlock}
+    assert taken.split() == ["~@privileged", "@resources"]
     assert service["SystemCallErrorNumber"] == ["EPERM"]
 
 

@@ -41,12 +41,14 @@ class AuditTests(TestCase):
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
         directory = Path(temporary.name)
+        (directory / "run").mkdir()
         made = kinds(certs.make(directory, [SERVER_NAME]), 1)
         self.places = [Place(kind, name) for name, kind in made.items() if not kind.reality]
         aio = Aio(IReactorFromThreads(reactor))
         aio.startService()
         self.addCleanup(aio.stopService)
-        host = Host(reactor, aio, LogRing(reactor, 1000), directory, {"XRAY_EXECUTABLE_PATH": str(find_xray())})
+        settings = {"XRAY_EXECUTABLE_PATH": str(find_xray()), "CORE_PATHS": temporary.name}
+        host = Host(reactor, aio, LogRing(reactor, 1000), directory / "run", settings)
         self.aio, self.driver = aio, Xray(host)
         config = json.dumps(server_config([place.inbound for place in self.places]))
         self.plan = await self.driver.prepare(config, frozenset())
@@ -56,7 +58,7 @@ class AuditTests(TestCase):
         assert not refused
         self.core: XrayGeneration = await self.plan.launch(self.roster.target, 8)
         self.addCleanup(lambda: Deferred.fromCoroutine(self.core.stop()))
-        [socket] = directory.glob("*.sock")
+        [socket] = (directory / "run").glob("*.sock")
         self.behind = Api(str(socket))
         self.addCleanup(lambda: aio.run(self.behind.close()))
 

@@ -109,7 +109,7 @@ class SharingTests(TestCase):
         self.lines: list[str] = []
         log = LogRing(reactor, 1000)
         log.extend = self.lines.extend  # type: ignore[method-assign,assignment]
-        settings = {self.ground.variable: str(self.ground.executable())}
+        settings = {self.ground.variable: str(self.ground.executable()), "CORE_PATHS": str(directory.parent)}
         self.directory = directory
         self.driver = REGISTRY[self.ground.type].load(Host(reactor, aio, log, directory, settings))
         self.home, self.work = Place(VLESS, "home", ground=self.ground), Place(VMESS, "work", ground=self.ground)

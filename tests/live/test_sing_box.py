@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import socket
 import ssl
 import struct
@@ -31,6 +32,7 @@ from scripts.staging.sing_box import (
     Door,
     SingBoxClient,
     backend,
+    config,
     shadowsocks_2022,
     tls,
     ways,
@@ -329,13 +331,22 @@ def test_what_the_core_refuses(box: Box, echo: EchoServer) -> None:
 def test_what_shows_only_at_the_start(box: Box) -> None:
     """A fault of the configuration is told from what the network or the machine did, which may pass."""
     rule_set = {"type": "remote", "tag": "r", "format": "binary", "url": f"http://127.0.0.1:{free_port()}/r.srs"}
-    for route, status, why in (
-        ({"final": "nowhere"}, "INVALID_ARGUMENT", "default outbound not found: nowhere"),
-        ({"rule_set": [rule_set]}, "UNAVAILABLE", "connection refused"),
-    ):
+    seldom = {"type": "urltest", "tag": "fast", "outbounds": ["direct"], "interval": "1h"}
+    outbounds = [{"type": "direct", "tag": "direct"}, seldom]
+    parts: list[tuple[Json, str, str]] = [
+        ({"route": {"final": "nowhere"}}, "INVALID_ARGUMENT", "default outbound not found: nowhere"),
+        ({"outbounds": outbounds}, "INVALID_ARGUMENT", "interval must be less"),
+        ({"route": {"rule_set": [rule_set]}}, "UNAVAILABLE", "connection refused"),
+    ]
+    for part, status, why in parts:
         with pytest.raises(ControllerError, match=why) as caught:
-            box.controller.start(backend(Door(VLESS).inbounds, route=route))
+            box.controller.start(service_pb2.Backend(type=service_pb2.SING_BOX, config=merged(part)))
         assert caught.value.status == status
+
+
+def merged(part: Json) -> str:
+    """A configuration of one inbound, with this in it."""
+    return json.dumps({**json.loads(config(Door(VLESS).inbounds)), **part})
 
 
 def test_excluded_inbounds_keep_their_users(box: Box, echo: EchoServer) -> None:

@@ -61,7 +61,7 @@ class RunTests(TestCase):
         self.aio = HeldUp(IReactorFromThreads(reactor))
         self.aio.startService()
         self.addCleanup(self.aio.stopService)
-        path = {"SING_BOX_EXECUTABLE_PATH": str(find_sing_box(self.build))}
+        path = {"SING_BOX_EXECUTABLE_PATH": str(find_sing_box(self.build)), "CORE_PATHS": temporary.name}
         self.others = psutil.Process().children(True)
         self.driver = SingBox(Host(reactor, self.aio, LogRing(reactor, 1000), self.directory, path))
 

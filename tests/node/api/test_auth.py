@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.api.auth import Authenticator, Dialect, dialect
-from node.errors import Unauthenticated
+from node.api.auth import Authenticator, Caller, Dialect, dialect
+from node.errors import Forbidden, Unauthenticated
+from node.keyfile import Key, Scope, digest_of
 
 KEY = "a long enough secret"
 UUID = "b831381d-6324-4d53-ad4f-8cda48b30811"
@@ -58,7 +59,7 @@ def test_every_value_of_a_header_must_match() -> None:
 @pytest.mark.parametrize("scheme", ["Bearer ", "bearer ", "BEARER ", "bEaReR   "])
 def test_the_scheme_in_any_case(scheme: str) -> None:
     """The scheme is compared without regard to case (RFC 9110, 11.1), spaces around the token are none of it."""
-    assert Authenticator(KEY).check([scheme + KEY], []) is Dialect.DOCUMENT
+    assert Authenticator(KEY).check([scheme + KEY], []).dialect is Dialect.DOCUMENT
 
 
 @pytest.mark.parametrize("value", [KEY, f"Basic {KEY}", f"Bearer{KEY}", f"Token {KEY}", "Bearer", "Bearer "])
@@ -115,10 +116,59 @@ def test_keys_of_any_script() -> None:
 )
 def test_the_dialect_follows_the_header(bearer: list[str], x_api_key: list[str], expected: Dialect) -> None:
     """Who sends x-api-key is a deployed client, with a Bearer token beside it too; all others get the document."""
-    assert Authenticator(KEY).check(bearer, x_api_key) is expected
+    assert Authenticator(KEY).check(bearer, x_api_key).dialect is expected
 
 
 @pytest.mark.parametrize(("x_api_key", "expected"), [([], "DOCUMENT"), (["wrong"], "DEPLOYED"), ([""], "DEPLOYED")])
 def test_a_stranger_has_a_dialect_too(x_api_key: list[str], expected: str) -> None:
     """A refusal is told in the caller's dialect: x-api-key decides, whatever it says."""
     assert dialect(x_api_key) is Dialect[expected]
+
+
+def test_several_keys() -> None:
+    """Each key has a name and a scope of its own; the one of the settings has all."""
+    authenticator = Authenticator(KEY)
+    ann, bob = Key("ann", Scope.READ, digest_of(UUID)), Key("bob", Scope.METRICS, digest_of("bob" * 9))
+    assert authenticator.replace([ann, bob]) == set()
+    assert authenticator.check([], [KEY]).key == Key("default", Scope.ALL, digest_of(KEY))
+    assert authenticator.check([f"Bearer {UUID.upper()}"], []).key is ann
+    assert authenticator.check([], ["bob" * 9]).key is bob
+    for mixed in ([KEY, UUID], [UUID, "bob" * 9], [UUID, "wrong"]):
+        with pytest.raises(Unauthenticated):
+            authenticator.check([], mixed)
+    assert authenticator.replace([bob]) == {ann}
+    assert [authenticator.knows(key) for key in (ann, bob, *authenticator.fixed)] == [False, True, True]
+    with pytest.raises(Unauthenticated):
+        authenticator.check([], [UUID])
+
+
+def test_no_key_at_all() -> None:
+    """Where no key is set, none opens, the empty one least of all."""
+    for keys in ([], [""], ["x" * 20]):
+        with pytest.raises(Unauthenticated):
+            Authenticator().check([], keys)
+
+
+def test_what_a_scope_takes() -> None:
+    """A key may do what its scope has and those before it, and the refusal says what is missing, and no key."""
+    for has in Scope:
+        caller = Caller(Key("ann", has, digest_of(UUID)))
+        assert caller.controls == (has is Scope.ALL)
+        for needed in Scope:
+            if needed <= has:
+                caller.require(needed)
+            else:
+                with pytest.raises(Forbidden, match=f"the key ann has the scope {has.word}: this takes {needed.word}"):
+                    caller.require(needed)
+
+
+def test_a_certificate_instead() -> None:
+    """Where a certificate does, nothing has to be shown, but a wrong key is refused and a right one counts."""
+    authenticator = Authenticator(KEY, certified=True)
+    nobody = authenticator.check([], [])
+    assert (nobody.key.name, nobody.key.scope, authenticator.knows(nobody.key)) == ("certificate", Scope.ALL, True)
+    assert not Authenticator(KEY).knows(nobody.key)
+    assert authenticator.check([], [KEY]).key.name == "default"
+    for wrong in ("", "wrong"):
+        with pytest.raises(Unauthenticated):
+            authenticator.check([], [wrong])

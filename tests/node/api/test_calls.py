@@ -14,14 +14,17 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from node.api.auth import Dialect
+from node.api.auth import Caller, Dialect
 from node.api.calls import Call, Calls, Reply, parse, watched
 from node.api.methods import METHODS, Kind, Method
-from node.errors import Internal, InvalidRequest, NodeError, NotInitialized, Unsupported
+from node.errors import Forbidden, Internal, InvalidRequest, NodeError, NotInitialized, Unauthenticated, Unsupported
+from node.keyfile import Key, Scope
 from node.logs import COALESCE, REPLAY, LogRing
 from node.waiting import fire
 from protos.service_pb2 import BaseInfoResponse, Empty, StatRequest, StatResponse, User
 
+KEY = Key("ann", Scope.ALL, b"1")
+CALLER = Caller(KEY, address="192.0.2.1")
 BY_NAME = {method.name: method for method in METHODS}
 # A string field that is not UTF-8, a length beyond the end, a field without its value.
 BROKEN = (b"\x0a\x02\xff\xff", b"\x0a\x7fx", b"\x0a")
@@ -66,6 +69,9 @@ class Recorder:
     async def info(self, request: Empty, call: Call) -> Message:
         return self._answer("info", request, call, BaseInfoResponse(version="1.0.0"))
 
+    async def stop(self, request: Empty, call: Call) -> Message:
+        return self._answer("stop", request, call, Empty())
+
     async def online(self, request: StatRequest, call: Call) -> Message:
         reply = self._answer("online", request, call, StatResponse())
         if self.hold is not None:
@@ -95,7 +101,7 @@ class CallTests(SynchronousTestCase):
         self.calls = Calls(self.backend, self.ring)
 
     def unary(self, name: str, body: bytes = b"", dialect: Dialect = Dialect.DOCUMENT) -> Deferred[Reply]:
-        return ensureDeferred(self.calls.unary(BY_NAME[name], body, dialect))
+        return ensureDeferred(self.calls.unary(BY_NAME[name], body, Caller(KEY, dialect)))
 
     def test_a_call_is_answered(self) -> None:
         """The request arrives parsed with its dialect, the reply leaves serialised."""
@@ -190,7 +196,7 @@ class CallTests(SynchronousTestCase):
 
     def test_a_stream_of_requests(self) -> None:
         """Messages arrive one by one, each a sign of life, and the reply comes at the end; no backend is asked for."""
-        feed = self.calls.open(BY_NAME["SyncUser"])
+        feed = self.calls.open(BY_NAME["SyncUser"], CALLER)
         for name in ("ann", "bob"):
             self.successResultOf(ensureDeferred(feed.feed(User(email=name).SerializeToString())))
         self.assertEqual(self.successResultOf(ensureDeferred(feed.finish())), b"")
@@ -199,7 +205,7 @@ class CallTests(SynchronousTestCase):
 
     def test_a_stream_with_a_broken_message(self) -> None:
         """A message that cannot be read ends the call as a wrong request."""
-        feed = self.calls.open(BY_NAME["SyncUser"])
+        feed = self.calls.open(BY_NAME["SyncUser"], CALLER)
         for body in BROKEN:
             self.failureResultOf(ensureDeferred(feed.feed(body)), InvalidRequest)
 
@@ -207,13 +213,49 @@ class CallTests(SynchronousTestCase):
         """The end of a stream fails as any call does."""
         for fault, kind in ((Unsupported("no"), Unsupported), (KeyError("x"), Internal)):
             self.backend.fault = fault
-            self.failureResultOf(ensureDeferred(self.calls.open(BY_NAME["SyncUser"]).finish()), kind)
+            self.failureResultOf(ensureDeferred(self.calls.open(BY_NAME["SyncUser"], CALLER).finish()), kind)
         self.assertEqual(len(self.flushLoggedErrors(KeyError)), 1)
+
+    def test_who_looks_on(self) -> None:
+        """A key that may not control keeps no backend alive, and takes no counters."""
+        reader = Caller(Key("bob", Scope.READ, b"2"))
+        self.successResultOf(ensureDeferred(self.calls.unary(BY_NAME["GetBaseInfo"], b"", reader)))
+        self.calls.logs(BY_NAME["GetLogs"], reader)
+        for name, request in (("Stop", Empty()), ("GetStats", StatRequest(reset=True))):
+            call = self.calls.unary(BY_NAME[name], request.SerializeToString(), reader)
+            self.failureResultOf(ensureDeferred(call), Forbidden)
+        self.assertEqual((self.backend.touched, len(self.backend.asked)), (0, 1))
+
+    def test_a_key_that_is_gone(self) -> None:
+        """Its open streams end: readers at once, users with the next message, and nothing more is applied."""
+        reader = self.calls.logs(BY_NAME["GetLogs"], CALLER)
+        feed = self.calls.open(BY_NAME["SyncUser"], CALLER)
+        waiting = ensureDeferred(reader.next())
+        self.calls.dismiss({Key("other", Scope.ALL, b"3")})
+        self.successResultOf(ensureDeferred(feed.feed(User(email="ann").SerializeToString())))
+        self.assertNoResult(waiting)
+        self.calls.dismiss({KEY})
+        for late in (waiting, reader.next(), feed.feed(b""), feed.finish()):
+            self.failureResultOf(ensureDeferred(late), Unauthenticated)
+        self.assertEqual([user.email for user in self.backend.collected[0].messages], ["ann"])
+
+    def test_a_request_that_was_long_on_its_way(self) -> None:
+        """What comes whole when its key is none any more is refused, as are new streams."""
+        calls = Calls(self.backend, self.ring, lambda key: key is not KEY)
+        self.failureResultOf(ensureDeferred(calls.unary(BY_NAME["GetBaseInfo"], b"", CALLER)), Unauthenticated)
+        for work in (lambda: calls.open(BY_NAME["SyncUser"], CALLER), lambda: calls.logs(BY_NAME["GetLogs"], CALLER)):
+            self.assertRaises(Unauthenticated, work)
+        self.assertEqual(self.backend.touched, 0)
+
+    def test_who_did_what(self) -> None:
+        """A Stop is an event each time, with key and address; the log has it, too."""
+        self.successResultOf(self.unary("Stop"))
+        self.assertEqual(self.ring.read(0)[0], ["[node] Stop by key ann"])
 
     def test_readers_of_logs(self) -> None:
         """Each reader gets the tail and then what comes, without a word from the backend but that it was opened."""
         self.ring.extend(f"{number}" for number in range(REPLAY + 1))
-        one, two = self.calls.logs(), self.calls.logs()
+        one, two = (self.calls.logs(BY_NAME["GetLogs"], CALLER) for _ in range(2))
         for reader in (one, two):
             lines = self.successResultOf(ensureDeferred(reader.next()))
             self.assertEqual(lines, [f"{number}" for number in range(1, REPLAY + 1)])

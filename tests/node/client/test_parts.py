@@ -34,6 +34,7 @@ START, INFO = METHODS[0], METHODS[2]
 SAID: dict[type[NodeError], NodeError] = {
     errors.Internal: errors.Internal("internal error in Start: KeyError; the node's log has more"),
     errors.Unauthenticated: errors.Unauthenticated(),
+    errors.Forbidden: errors.Forbidden("the key has the scope read: this takes all"),
     errors.InvalidRequest: errors.InvalidRequest("the last chunk is missing"),
     errors.InvalidConfig: errors.InvalidConfig("the core refuses the configuration: what is that?"),
     errors.UnknownPath: errors.UnknownPath("there is no such path; the interface has its list"),

@@ -23,14 +23,15 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from node.aio import Aio
-from node.api.auth import Authenticator
+from node.api.auth import Authenticator, Caller
 from node.api.calls import Calls
-from node.api.methods import SERVICE
+from node.api.methods import METHODS, SERVICE
 from node.door.connections import Connections, Limits
 from node.door.delivery import LAST_LOOK, Deliveries, Delivery, Progress, progress, written
 from node.door.entrance import Entrance
 from node.door.tls import GRPC_FIRST, REST_FIRST, Certificates
 from node.door.upstream import Upstream
+from node.keyfile import Key, Scope
 from node.logs import LogRing
 from node.transport.rest import make_app
 from node.transport.rpc import RpcServer
@@ -509,7 +510,8 @@ class GrpcTests(DeliveryCase):
         async def write(_: bytes) -> None: ...
 
         context = SimpleNamespace(invocation_metadata=lambda: (), peer=lambda: "unix-abstract:gone", write=write)
-        watched = self.server._handlers._by_path[f"/{SERVICE.full_name}/GetStats"].unary_stream
+        (stats,) = (method for method in METHODS if method.name == "GetStats")
+        watched = self.server._gate._handlers.of(stats, Caller(Key("ann", Scope.ALL, b""))).unary_stream
         await self.aio.run(watched(b"", context))
         await self.check_told(False)
 

@@ -92,8 +92,9 @@ def test_a_disk_that_became_read_only(tmp_path: Path, monkeypatch: pytest.Monkey
             second.claim()
         first.release()
         os.close(opened(tmp_path / "lock", os.O_CREAT, 0o600))
-    assert not first.run_dir.is_relative_to(tmp_path)
-    first.run_dir.rmdir()
+    for directory in (first.run_dir, first.door_dir):
+        assert not directory.is_relative_to(tmp_path)
+        directory.rmdir()
 
 
 def test_a_long_path_has_its_sockets_elsewhere(tmp_path: Path) -> None:
@@ -101,19 +102,23 @@ def test_a_long_path_has_its_sockets_elsewhere(tmp_path: Path) -> None:
     state = StateDirectory(tmp_path / ("x" * 100))
     state.claim()
     try:
-        assert len(os.fsencode(state.run_dir)) + 40 <= 107
-        assert state.path not in state.run_dir.parents
-        assert mode(state.run_dir) == 0o700
-        assert state.run_dir != StateDirectory(tmp_path / ("y" * 100)).run_dir
+        for directory in (state.run_dir, state.door_dir):
+            assert len(os.fsencode(directory)) + 40 <= 107
+            assert state.path not in directory.parents
+            assert mode(directory) == 0o700
+        other = StateDirectory(tmp_path / ("y" * 100))
+        assert len({state.run_dir, state.door_dir, other.run_dir, other.door_dir}) == 4
     finally:
         state.release()
         state.run_dir.rmdir()
+        state.door_dir.rmdir()
 
 
 def test_a_short_path_has_its_sockets_inside(tmp_path: Path) -> None:
     """Else they are in the directory itself."""
     path = Path("/srv/txnode")
     assert StateDirectory(path).run_dir == path / "run"
+    assert StateDirectory(path).door_dir == path / "door"
 
 
 def test_a_planted_run_directory_is_refused(tmp_path: Path) -> None:

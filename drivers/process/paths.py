@@ -1,0 +1,78 @@
+"""Which files of the machine a configuration may name: those below directories that the operator allows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from drivers.process.settings import CORE_PATHS
+from node.contract.driver import Host
+from node.errors import InvalidConfig
+
+# Where systems have the certificates of authorities, which are no secret.
+CERTIFICATES = (
+    *("/etc/ssl/certs", "/etc/ssl/cert.pem", "/etc/ssl/ca-bundle.pem", "/etc/pki/tls/certs", "/etc/pki/tls/cacert.pem"),
+    *("/etc/pki/ca-trust", "/usr/share/ca-certificates", "/usr/local/share/ca-certificates", "/usr/share/pki"),
+    *("/etc/ca-certificates", "/var/lib/ca-certificates", "/usr/share/ssl/certs"),
+)
+
+
+def directories(text: str) -> tuple[Path, ...]:
+    """The directories that a setting lists, as it lists them."""
+    return tuple(Path(word) for word in text.split(os.pathsep) if word)
+
+
+@dataclass(frozen=True)
+class Paths:
+    """What cores may read for a configuration: resolved directories (or files), and what is withheld from it in them.
+
+    `own` is the directory in which cores have their sockets, `listed` are the allowed ones as the operator wrote them.
+    """
+
+    allowed: tuple[Path, ...] = ()
+    withheld: tuple[Path, ...] = ()
+    own: Path | None = None
+    listed: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, host: Host) -> Paths:
+        listed = (*directories(host.settings.get(CORE_PATHS.name, "")), *map(Path, CERTIFICATES))
+        own = Path(os.path.realpath(host.directory))
+        return cls(_resolved(listed), _resolved(host.withheld), own, tuple(map(str, listed)))
+
+    def may_allow(self, text: str) -> bool:
+        """Whether this looks like a path that is allowed. Costs little, for the many texts that are no paths at all."""
+        return text.startswith((*self.listed, *map(str, self.allowed)))
+
+    def allows(self, path: str | Path) -> bool:
+        """Whether a configuration may name this file or directory: where links and `..` lead is what counts."""
+        found = resolved(path)
+        if found is None or any(found.is_relative_to(one) or one.is_relative_to(found) for one in self.withheld):
+            return False
+        return any(found.is_relative_to(one) for one in self.allowed)
+
+    def allows_socket(self, path: str | Path) -> bool:
+        """Whether a core may have a socket there, or connect to it."""
+        found = resolved(path)
+        return self.allows(path) or (found is not None and self.own is not None and found.parent == self.own)
+
+    def require(self, path: str | Path, place: str) -> None:
+        """Raises `InvalidConfig` for a file that `place` of a configuration must not name."""
+        if not self.allows(path):
+            raise InvalidConfig(f"{place}: {str(path)!r} is in no directory that {CORE_PATHS.name} allows")
+        if Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
+            raise InvalidConfig(f"{place}: {str(path)!r} is a device, a pipe or a socket, and no file")
+
+
+def resolved(path: str | Path) -> Path | None:
+    """Where an absolute path leads; None for one that is relative, or that no file can have."""
+    try:
+        return Path(os.path.realpath(path)) if Path(path).is_absolute() else None
+    except ValueError:
+        return None
+
+
+def _resolved(paths: Iterable[Path]) -> tuple[Path, ...]:
+    return tuple(found for path in paths if (found := resolved(path)) is not None)

@@ -1,0 +1,94 @@
+"""Files of the machine that a configuration names: refused where the operator does not allow them.
+
+They are looked for twice: in the controller's text, before the core's converter reads them, and in what comes out of
+it, where each has one name whatever the text looks like. Names: `infra/conf/transport_internet.go`, `transport/
+internet/{tls,hysteria}/config.proto` of Xray-core 26.3.27.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from drivers.json_text import parse
+from drivers.process.confinement import Touched
+from drivers.process.named import is_abstract, readable, texts
+from drivers.process.paths import Paths
+from drivers.xray.streams import HYSTERIA, SPLIT_HTTP, TLS
+from node.errors import InvalidConfig
+from protos import xray_pb2
+from protos.xray_pb2 import Config, ReceiverConfig, SenderConfig, StreamConfig
+
+_KEYS = ("certificatefile", "keyfile")
+# A list of addresses from another file than geoip.dat and geosite.dat, which is in the directory of the lists.
+_LIST = re.compile(r"!?ext(?:-\w+)?:([^:]+):", re.IGNORECASE)
+
+
+class File(NamedTuple):
+    """A file that a configuration names; `is_served`: to whoever asks the core for it."""
+
+    place: str
+    path: str
+    is_served: bool = False
+
+
+def asked(text: str, paths: Paths) -> Touched:
+    """What a controller's text names. Raises `InvalidConfig` for a file that it must not name."""
+    try:
+        tree = parse(text)
+    except ValueError:
+        return Touched()  # the converter can touch nothing then
+    for named in texts(tree):
+        if named.key.lower() in _KEYS and named.text:
+            paths.require(named.text, named.place)
+        elif listed := _LIST.match(named.text):
+            _check_list(listed[1], named.place)
+    # A mode may follow.
+    sockets = frozenset(named.text.split(",")[0] for named in texts(tree) if _is_socket(named.key, named.text))
+    return Touched(readable(tree, paths), sockets, abstract=is_abstract(tree))
+
+
+def check(base: Config, paths: Paths, unconfined: str | None) -> None:
+    """Raises `InvalidConfig` for a file that a converted configuration must not name."""
+    for file in named(base):
+        if file.is_served and unconfined is not None:
+            raise InvalidConfig(f"{file.place}: a directory is not served to strangers here: {unconfined}")
+        paths.require(file.path, file.place)
+
+
+def named(base: Config) -> Iterator[File]:
+    """Every file that is read while the core runs."""
+    for inbound in base.inbound:
+        stream = ReceiverConfig.FromString(inbound.receiver_settings.value).stream_settings
+        yield from _of_stream(stream, f"inbound {inbound.tag!r}")
+    for outbound in base.outbound:
+        stream = SenderConfig.FromString(outbound.sender_settings.value).stream_settings
+        yield from _of_stream(stream, f"outbound {outbound.tag!r}")
+
+
+def _of_stream(stream: StreamConfig, place: str) -> Iterator[File]:
+    for security in stream.security_settings:
+        if security.type == TLS:
+            for certificate in xray_pb2.TlsConfig.FromString(security.value).certificate:
+                some = {"certificateFile": certificate.certificate_path, "keyFile": certificate.key_path}
+                yield from (File(f"{place}: {name}", path) for name, path in some.items() if path)
+    for transport in stream.transport_settings:
+        if transport.settings.type == HYSTERIA:
+            hysteria = xray_pb2.HysteriaTransportConfig.FromString(transport.settings.value)
+            if hysteria.masq_type.lower() == "file":
+                yield File(f"{place}: masquerade.dir", hysteria.masq_file, is_served=True)
+        elif transport.settings.type == SPLIT_HTTP:
+            split = xray_pb2.SplitHttpConfig.FromString(transport.settings.value)
+            yield from _of_stream(split.download_settings, f"{place}: downloadSettings")
+
+
+def _check_list(name: str, place: str) -> None:
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise InvalidConfig(f"{place}: {name!r} is not in the directory of the lists (XRAY_ASSETS_PATH)")
+
+
+def _is_socket(key: str, text: str) -> bool:
+    return key.lower() == "listen" and text.startswith("/")

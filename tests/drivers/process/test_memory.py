@@ -1,0 +1,27 @@
+"""What an operator may say of a core's memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from drivers.process.memory import allowed, amount, fault, soft_limit
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_"),
+    [("512M", 512 * 1024**2), ("2g", 2 * 1024**3), ("300000000", 300_000_000), ("50%", 500), ("x", None), ("-1", None)],
+)
+def test_amounts(text: str, bytes_: int | None) -> None:
+    assert amount(text, 1000) == bytes_
+
+
+@pytest.mark.parametrize("text", ["1M", "0%", "much", "1.5G", "10 %", "\u0661G"])
+def test_what_cannot_be_used(text: str) -> None:
+    assert fault(text)
+
+
+def test_what_the_runtime_is_told() -> None:
+    assert not fault("1G")
+    assert allowed("") is None
+    assert soft_limit(None) == {}
+    assert 0.8 * 1024**3 < int(soft_limit(allowed("1G"))["GOMEMLIMIT"]) < 1024**3

@@ -1,0 +1,136 @@
+"""Which types of things a configuration of sing-box may have."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivers.process.known import Allowed
+from drivers.sing_box import known
+from drivers.sing_box.config import plan
+from node.errors import InvalidConfig
+from scripts.staging.core import ENVIRONMENT
+from scripts.staging.sing_box import BUILDS, find_sing_box
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"inbounds": [{"type": "tun"}]}, "inbounds[0]", "tun"),
+    ({"inbounds": [{"type": "vless"}, {"type": "cloudflared", "tag": "in"}]}, "inbounds[1] (in)", "cloudflared"),
+    ({"outbounds": [{"type": "tor"}]}, "outbounds[0]", "tor"),
+    ({"endpoints": [{"type": "tailscale"}]}, "endpoints[0]", "tailscale"),
+    ({"endpoints": [{"type": "wireguard", "tag": "warp", "system": True}]}, "endpoints[0] (warp).system", "tun"),
+    *(
+        ({"services": [{"type": name}]}, "services[0]", name)
+        for name in ("ccm", "ocm", "derp", "resolved", "usbip-server", "usbip-client", "hysteria-realm", "oom-killer")
+    ),
+    ({"dns": {"servers": [{"type": "local"}, {"type": "resolved"}]}}, "dns.servers[1]", "resolved"),
+    ({"dns": {"servers": [{"type": "tailscale"}]}}, "dns.servers[0]", "tailscale"),
+    ({"route": {"rule_set": [{"tag": "a", "type": "later"}]}}, "route.rule_set[0] (a)", "later"),
+    ({"certificate_providers": [{"type": "tailscale"}]}, "certificate_providers[0]", "tailscale"),
+    (
+        {"inbounds": [{"type": "trojan", "tls": {"certificate_provider": {"type": "tailscale"}}}]},
+        "inbounds[0].tls.certificate_provider",
+        "tailscale",
+    ),
+    ({"inbounds": [{"type": "vless", "transport": {"type": "later"}}]}, "inbounds[0].transport", "later"),
+    ({"outbounds": [{"type": "vless", "transport": {"type": "later"}}]}, "outbounds[0].transport", "later"),
+    ({"experimental": {"later": {}}}, "experimental", "later"),
+    ({"later": {}}, "the configuration", "later"),
+]
+
+
+def take_over(tree: dict[str, Any], allow: str = "") -> None:
+    plan(json.dumps(tree).encode(), frozenset(), Path("/state/run"), True, Allowed(frozenset(allow.split(","))))
+
+
+@pytest.mark.parametrize(("tree", "where", "name"), REFUSED)
+def test_what_is_refused_and_allowed(tree: dict[str, Any], where: str, name: str) -> None:
+    """By its name and its place, unless the setting has the name."""
+    with pytest.raises(InvalidConfig) as told:
+        take_over(tree)
+    assert str(told.value).startswith(f"{where}: {name} is refused, because ")
+    assert f"CORE_ALLOW={name} " in str(told.value)
+    take_over(tree, name)
+
+
+def test_what_is_known_passes() -> None:
+    """All types together, and options that the node does not know in them."""
+    take_over(
+        {
+            **{kind: {} for kind in ("log", "ntp", "certificate")},
+            "http_clients": [{"tag": "h"}],
+            "inbounds": [{"type": kind, "later": {"type": "tor"}} for kind in known.INBOUNDS],
+            "outbounds": [{"type": kind, "later": [1]} for kind in known.OUTBOUNDS],
+            "endpoints": [{"type": "wireguard", "system": False}],
+            "services": [{"type": kind} for kind in known.SERVICES],
+            "certificate_providers": [{"type": kind, "tag": kind} for kind in known.CERTIFICATE_PROVIDERS],
+            "dns": {"servers": [{"type": kind} for kind in known.DNS_SERVERS if kind]},
+            "route": {"rule_set": [{"type": kind, "tag": kind} for kind in known.RULE_SETS if kind]},
+            "experimental": {kind: {} for kind in known.EXPERIMENTAL},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        [],
+        {"inbounds": {}},
+        {"inbounds": [None]},
+        {"inbounds": [{"type": 1}]},
+        {"inbounds": [{"type": "vless", "tag": []}]},
+        {"inbounds": [{"type": "vless", "listen_port": "443"}]},
+        {"inbounds": [{"type": "vless", "listen_port": True}]},
+        {"inbounds": [{"type": "vless", "users": [1]}]},
+        {"outbounds": [{"type": "vless", "transport": "ws"}]},
+        {"route": {"rules": {}}},
+        {"experimental": []},
+        {"dns": {"servers": "x"}},
+    ],
+)
+def test_what_no_core_prints_is_refused(tree: Any) -> None:
+    """With an error that says so."""
+    with pytest.raises(InvalidConfig, match="cannot read this configuration"):
+        take_over(tree)
+
+
+def test_deep_nesting_is_refused() -> None:
+    """Rules can be nested in rules, as deep as the core reads them."""
+    rule: dict[str, Any] = {"action": "reject"}
+    for _ in range(120):
+        rule = {"type": "logical", "mode": "and", "rules": [rule]}
+    with pytest.raises(InvalidConfig, match="nested too deeply"):
+        take_over({"route": {"rules": [rule]}})
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("build", list(BUILDS))
+def test_the_core_knows_what_the_node_knows(build: str) -> None:
+    """No type of the lists is a slip of the pen."""
+
+    def said(tree: dict[str, Any]) -> str:
+        argv = [str(find_sing_box(build)), "format", "-c", "stdin", "--disable-color"]
+        done = subprocess.run(argv, input=json.dumps(tree).encode(), capture_output=True, env=ENVIRONMENT, check=False)
+        return done.stderr.decode()
+
+    def bare(type_: str, kind: str) -> dict[str, Any]:
+        version = {"version": 5 if kind == "inbounds" else 4} if type_ == "snell" else {}
+        return {"type": type_, "tag": type_, **version}
+
+    for kind, types in (
+        ("inbounds", known.INBOUNDS),
+        # One that was removed ends already the reading.
+        ("outbounds", set(known.OUTBOUNDS) - {"dns"}),
+        ("endpoints", known.ENDPOINTS),
+        ("services", [*known.SERVICES, "ccm", "ocm", "derp", "resolved", "usbip-server", "usbip-client"]),
+        ("certificate_providers", known.CERTIFICATE_PROVIDERS),
+    ):
+        assert said({kind: [bare(type_, kind) for type_ in types]}) == ""
+    servers = [{"type": kind, "tag": kind} for kind in known.DNS_SERVERS if kind not in ("", "legacy")]
+    assert said({"dns": {"servers": servers}}) == ""
+    assert said(dict.fromkeys(known.TOP)) == ""
+    assert said({"experimental": dict.fromkeys(known.EXPERIMENTAL)}) == ""
+    assert "unknown inbound type" in said({"inbounds": [{"type": "no such type"}]})

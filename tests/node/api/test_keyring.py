@@ -1,0 +1,133 @@
+"""The file of keys while the node runs: loaded, replaced, broken, gone, and who else may read it."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import pytest
+
+from node.api.auth import Authenticator
+from node.api.keyring import MAX_FILE, Keyring
+from node.errors import Unauthenticated
+from node.keyfile import BadKeys, Key, Scope, digest_of
+
+OWN, ANN, BOB = (str(uuid.UUID(int=number)) for number in (1, 2, 3))
+
+
+class Ring:
+    """A keyring over a file, and what it told."""
+
+    def __init__(self, file: Path, required: bool = False, secrets: tuple[Path, ...] = (), own: str = OWN) -> None:
+        self.file = file
+        self.authenticator = Authenticator(own)
+        self.keyring = Keyring(file, required, self.authenticator, secrets)
+        self.gone: set[Key] = set()
+        self.keyring.gone = self.gone.update
+
+    def write(self, *lines: str) -> None:
+        """As the program does: another file in its place."""
+        new = self.file.with_suffix(".new")
+        new.touch(0o600)
+        new.write_text("".join(f"{line}\n" for line in lines))
+        new.replace(self.file)
+
+    def opens(self, key: str) -> str:
+        """The name of whom this key lets in."""
+        try:
+            return self.authenticator.check([], [key]).key.name
+        except Unauthenticated:
+            return ""
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Ring:
+    return Ring(tmp_path / "api_keys")
+
+
+def test_without_a_file(ring: Ring) -> None:
+    """Where nobody named a file, there may be none, and the key of the settings is the only one."""
+    ring.keyring.load()
+    assert (ring.opens(OWN), ring.opens(ANN)) == ("default", "")
+    assert not ring.keyring.changed()
+    ring.write(f"ann all {ANN}")
+    assert ring.keyring.changed()
+    assert ring.keyring.reload()
+    assert ring.opens(ANN) == "ann"
+    ring.file.unlink()
+    assert ring.keyring.reload()
+    assert (ring.opens(OWN), ring.opens(ANN)) == ("default", "")
+
+
+def test_a_named_file_has_to_be_there(tmp_path: Path) -> None:
+    """The fault names setting and file."""
+    ring = Ring(tmp_path / "keys", required=True)
+    with pytest.raises(BadKeys, match=rf"API_KEYS_FILE {ring.file}: there is no such file"):
+        ring.keyring.load()
+
+
+def test_keys_come_and_go(ring: Ring) -> None:
+    """What a file no longer has is no key any more; who kept key and scope is not told of."""
+    ring.write(f"ann all {ANN}", f"bob read {BOB}")
+    ring.keyring.load()
+    assert (ring.opens(ANN), ring.opens(BOB), ring.gone) == ("ann", "bob", set())
+    ring.write(f"ann all {ANN}", f"bob metrics {BOB}")
+    ring.keyring.reload()
+    assert ring.gone == {Key("bob", Scope.READ, digest_of(BOB))}
+    ring.write()
+    ring.keyring.reload()
+    assert (ring.opens(ANN), ring.opens(BOB), ring.opens(OWN)) == ("", "", "default")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"ann all\n", b"\xff\xfe", b"#" * (MAX_FILE + 1), f"bob all {OWN}".encode()],
+    ids=["words", "text", "size", "taken"],
+)
+def test_a_broken_file(ring: Ring, content: bytes) -> None:
+    """The keys from before stay, `info` warns, and a file that is good again is taken."""
+    ring.write(f"ann all {ANN}")
+    ring.keyring.load()
+    ring.file.write_bytes(content)
+    assert not ring.keyring.reload()
+    assert (ring.opens(ANN), ring.gone) == ("ann", set())
+    assert "the keys that were loaded before stay in use" in ring.keyring.fault
+    assert not ring.keyring.changed()
+    ring.write(f"bob all {BOB}")
+    assert ring.keyring.changed()
+    assert ring.keyring.reload()
+    assert (ring.opens(BOB), ring.keyring.fault) == ("bob", "")
+
+
+def test_who_may_read(tmp_path: Path) -> None:
+    """A file with keys that everybody may read is told by its name, the one of API_KEY_FILE too; a group's is not."""
+    own = tmp_path / "api_key"
+    own.touch(0o600)
+    ring = Ring(tmp_path / "api_keys", secrets=(own,))
+    ring.write(f"ann all {ANN}")
+    ring.keyring.load()
+    assert ring.keyring.warnings == []
+    for mode, files in ((0o640, []), (0o604, [own, ring.file]), (0o602, [own, ring.file])):
+        for file in (own, ring.file):
+            file.chmod(mode)
+        assert [warning.split()[0] for warning in ring.keyring.warnings] == [str(file) for file in reversed(files)]
+    assert ring.keyring.changed()
+
+
+def test_no_key_is_left(tmp_path: Path) -> None:
+    """A node that nobody can call says so to whoever reads its log."""
+    ring = Ring(tmp_path / "api_keys", own="")
+    ring.write(f"ann all {ANN}")
+    ring.keyring.load()
+    assert ring.keyring.warnings == []
+    ring.write()
+    ring.keyring.reload()
+    assert "nobody can call" in ring.keyring.warnings[0]
+    assert ring.opens("") == ""
+
+
+def test_unreadable(ring: Ring) -> None:
+    """What cannot be read at all is a fault like another."""
+    ring.file.mkdir()
+    with pytest.raises(BadKeys, match="cannot be read"):
+        ring.keyring.load()

@@ -1,0 +1,52 @@
+"""Wrong keys by address: how many are answered at once, and what is remembered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from twisted.internet.task import Clock
+
+from node.door.guesses import AT_ONCE, LATE, REMEMBERED, Guesses
+
+SIZE, RATE = AT_ONCE
+
+
+@dataclass
+class Client:
+    network: str
+    address: str = "192.0.2.1"
+
+
+def guesses() -> tuple[Any, Guesses]:
+    clock: Any = Clock()
+    return clock, Guesses(clock)
+
+
+def test_some_at_once() -> None:
+    """So many are answered at once, then they wait, and time brings more."""
+    clock, made = guesses()
+    assert {made.wrong(Client("a")) for _ in range(SIZE)} == {0.0}
+    assert made.wrong(Client("a")) == LATE
+    clock.advance(2 / RATE)
+    assert [made.wrong(Client("a")) for _ in range(3)] == [0.0, 0.0, LATE]
+
+
+def test_each_address_for_itself() -> None:
+    """What one address does is nothing to another."""
+    _, made = guesses()
+    for _ in range(SIZE + 1):
+        made.wrong(Client("a"))
+    assert (made.wrong(Client("a")), made.wrong(Client("b"))) == (LATE, 0.0)
+
+
+def test_memory_is_bounded() -> None:
+    """Only the addresses that guessed last are remembered; whoever goes on guessing is among them."""
+    _, made = guesses()
+    for _ in range(SIZE):
+        made.wrong(Client("a"))
+    for number in range(3 * REMEMBERED):
+        made.wrong(Client(str(number)))
+        if number % 1000 == 0:
+            assert made.wrong(Client("a")) == LATE
+    assert len(made._left) == REMEMBERED
