@@ -19,7 +19,7 @@ from twisted.web.resource import IResource
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from zope.interface import implementer
 
-from node.api.auth import Caller, Dialect
+from node.api.auth import Dialect
 from node.api.calls import Calls, LogReader, Reply
 from node.api.methods import METHODS, Kind, Method
 from node.errors import Internal, InvalidRequest, NodeError, UnknownPath, WrongMediaType, WrongVerb
@@ -90,21 +90,12 @@ async def _unary(calls: Calls, method: Method, request: Request) -> bytes:
 
 
 async def _feed(calls: Calls, method: Method, request: Request) -> bytes:
-<<<<<<< HEAD
-    return await _answer(request, await _accepted(_fed(calls, method, request.content.getvalue(), request.caller)))
-
-
-async def _fed(calls: Calls, method: Method, body: bytes, caller: Caller) -> Reply:
-    feed = calls.open(method, caller)
-    for message in method.cut(body):
-=======
     return await _answer(request, await _accepted(_fed(calls, method, request)))
 
 
 async def _fed(calls: Calls, method: Method, request: Request) -> Reply:
-    feed, reactor = calls.open(method), request.site.reactor
+    feed, reactor = calls.open(method, request.caller), request.site.reactor
     for number, message in enumerate(method.cut(request.content.getvalue()), 1):
->>>>>>> attack
         await feed.feed(message)
         if number % TURN == 0:
             await deferLater(reactor, 0)

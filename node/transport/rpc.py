@@ -28,11 +28,7 @@ from node.api.auth import Authenticator, Caller
 from node.api.calls import Calls, LogReader, OpenFeed, Reply, watched
 from node.api.methods import MAX_BODY, METHODS, SERVICE, Kind, Method
 from node.door.upstream import Upstream
-<<<<<<< HEAD
-from node.errors import Forbidden, Internal, NodeError, Unauthenticated
-=======
-from node.errors import Internal, InvalidRequest, NodeError, Unauthenticated
->>>>>>> attack
+from node.errors import Forbidden, Internal, InvalidRequest, NodeError, Unauthenticated
 from node.logs import Logger
 from node.transport.serving import Serving
 from node.waiting import fire
@@ -141,7 +137,6 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return _refusal(error, self._hears(caller))
         return self._handlers.of(method, caller)
 
-<<<<<<< HEAD
     def _hears(self, caller: Caller) -> Callable[[str], Awaitable[None]]:
         async def hear(peer: str) -> None:
             self._heard(peer, caller)
@@ -149,35 +144,22 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return hear
 
     def _telling(self, handler: grpc.RpcMethodHandler, caller: Caller) -> grpc.RpcMethodHandler:
-        """The same handler, which says first whose request it has: the context alone knows."""
-=======
-    def _telling(self, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
         """The same handler, which says first whose request it has: the context alone knows.
 
         It is handed bytes: what is no message gRPC would call an error of the server's.
         """
->>>>>>> attack
         kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
         (kind,) = (kind for kind in kinds if getattr(handler, kind) is not None)
         answer = getattr(handler, kind)
         parsed = partial(_stream if handler.request_streaming else _one, handler.request_deserializer)
 
         async def one(request: Any, context: Context) -> Any:
-<<<<<<< HEAD
             self._heard(context.peer(), caller)
-            return await answer(request, context)
-
-        async def many(request: Any, context: Context) -> AsyncIterator[Any]:
-            self._heard(context.peer(), caller)
-            async for reply in answer(request, context):
-=======
-            self._heard(context.peer())
             return await answer(await parsed(request, context), context)
 
         async def many(request: Any, context: Context) -> AsyncIterator[Any]:
-            self._heard(context.peer())
+            self._heard(context.peer(), caller)
             async for reply in answer(await parsed(request, context), context):
->>>>>>> attack
                 yield reply
 
         return handler._replace(

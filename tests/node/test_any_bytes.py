@@ -97,10 +97,10 @@ def test_any_key(seed: int) -> None:
     header = mutated(random.choice((f"Bearer {KEY}", KEY)).encode(), random)
     text = header.decode("utf-8", random.choice(("surrogateescape", "replace")))
     try:
-        spoken = Authenticator(KEY).check([text], []) if random.random() < 0.5 else Authenticator(KEY).check([], [text])
+        caller = Authenticator(KEY).check([text], []) if random.random() < 0.5 else Authenticator(KEY).check([], [text])
     except Unauthenticated:
         return
-    assert spoken in Dialect
+    assert caller.dialect in Dialect
     assert "".join(KEY.split("-")) in text.lower().replace("-", ""), text
 
 
