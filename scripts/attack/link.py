@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from scripts.staging.node import NodeProcess
 
 # Seconds without a byte after which nobody waits for more, and those of one case at most.
-QUIET, LONGEST = 0.15, 5.0
+QUIET, LONGEST = 0.08, 5.0
 # Where attackers come from: their places are not those of the controllers.
 SOURCE = "127.0.0.2", 0
 _MOST = 1 << 20

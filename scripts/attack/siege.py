@@ -24,8 +24,9 @@ Attack = Callable[[NodeProcess, Random], None]
 WORKERS = 3
 # MiB of the whole node.
 MEMORY = 300
-# Descriptors that it may have more afterwards, and seconds until it has let go of the others.
-LEFT, RELEASED = 8, 40.0
+# Descriptors that it may have more afterwards, three for each connection that an attacker over gRPC keeps, and seconds
+# until it has let go of the others.
+LEFT, RELEASED = 3 * WORKERS + 4, 40.0
 # What stands in its log when something went wrong that it did not expect.
 BAD = ("Traceback", "Unhandled", "#critical")
 # Seconds after which a controller gives up.
