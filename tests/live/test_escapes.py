@@ -158,7 +158,10 @@ def test_a_file_larger_than_memory(tmp_path: Path, core: str) -> None:
     with endless.open("wb") as file:
         file.truncate(64 * 1024**3)
     with node_of(tmp_path, CORE_PATHS=str(endless.parent), CORE_MEMORY="256M") as controller:
-        with pytest.raises(ControllerError, match=r"MiB that it may have|CORE_MEMORY allows a core 256 MiB|did not read the configuration within"):
+        with pytest.raises(
+            ControllerError,
+            match=r"MiB that it may have|CORE_MEMORY allows a core 256 MiB|did not read the configuration within",
+        ):
             controller.start(backend(core, with_certificate(core, str(endless), str(endless))))
         controller.start(backend(core, config(core, plain(core))))
 
