@@ -12,6 +12,7 @@ END_STREAM = 0x1
 ACK = 0x1
 END_HEADERS = 0x4
 PADDED = 0x8
+PRIORITY = 0x20
 
 _HEADER = struct.Struct(">BHBBL")
 _SIZE = _HEADER.size
@@ -32,6 +33,9 @@ class Kind(IntEnum):
     GOAWAY = 7
     WINDOW_UPDATE = 8
     CONTINUATION = 9
+
+
+_LOOKED_INTO = {Kind.DATA, Kind.HEADERS, Kind.CONTINUATION}
 
 
 class Code(IntEnum):
@@ -55,15 +59,17 @@ class Frame(NamedTuple):
 class Frames:
     """Cuts one direction of a connection; `skip` bytes stand before the first frame.
 
-    Keeps less than one header between two pieces, however they are cut. `data` is what the last piece has of DATA
-    frames' payloads, each with its stream.
+    Keeps less than one header between two pieces, however they are cut. For whoever looks into DATA, HEADERS and
+    CONTINUATION: `rest` is what the last piece has of a frame that began before it, `payloads` what it has of its own
+    ones, by their places in the list; to be emptied then.
     """
 
     def __init__(self, skip: int = 0) -> None:
         self._skip = skip
         self._begun = b""
-        self._stream_of_data: int | None = None
-        self.data: list[tuple[int, memoryview]] = []
+        self._inside: Frame | None = None
+        self.rest: tuple[Frame, memoryview] | None = None
+        self.payloads: dict[int, memoryview] = {}
 
     @property
     def between(self) -> bool:
@@ -74,23 +80,28 @@ class Frames:
         """The frames that begin in this piece."""
         if self._begun:
             data, self._begun = self._begun + data, b""
-        found = []
+        found: list[Frame] = []
         at, end = self._skip, len(data)
-        self.data.clear()
-        if at and self._stream_of_data is not None:
-            self.data.append((self._stream_of_data, memoryview(data)[:at]))
+        self.empty()
+        if at and self._inside is not None:
+            self.rest = (self._inside, memoryview(data)[:at])
         while at + _SIZE <= end:
             high, low, kind, flags, stream = _HEADER.unpack_from(data, at)
-            length, stream = high << 16 | low, stream & _STREAM
-            found.append(Frame(kind, flags, stream, length))
-            self._stream_of_data = stream if kind == Kind.DATA else None
-            if kind == Kind.DATA:
-                self.data.append((stream, memoryview(data)[at + _SIZE : at + _SIZE + length]))
-            at += _SIZE + length
+            frame = Frame(kind, flags, stream & _STREAM, high << 16 | low)
+            begin, at = at + _SIZE, at + _SIZE + frame.length
+            self._inside = frame if kind in _LOOKED_INTO else None
+            if self._inside is not None:
+                self.payloads[len(found)] = memoryview(data)[begin:at]
+            found.append(frame)
         if at < end:
             self._begun = data[at:]
         self._skip = max(at - end, 0)
         return found
+
+    def empty(self) -> None:
+        """Let go of the last piece."""
+        self.rest = None
+        self.payloads.clear()
 
 
 def goaway(last: int, code: Code) -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from node.door.bodies import Bodies, Messages
 from node.door.frames import ACK, END_HEADERS, END_STREAM, PADDED, PREFACE, Code, Frame, Frames, Kind
+from node.door.headings import BadHeadings, Headings
 
 # Bytes of one block of headers, its CONTINUATIONs included, and how many of those; gRPC itself takes 16 KiB unpacked.
 BLOCK = 32 * 1024
@@ -60,6 +61,8 @@ class Manners:
         self.last = 0
         self.asked = False
         self._block: _Block | None = None
+        # Until the key is shown.
+        self._headings: Headings | None = Headings()
         self._received = Frames(skip=len(PREFACE))
         self._sent = Frames()
         self._pings = Budget("PINGs", PINGS, now)
@@ -80,16 +83,33 @@ class Manners:
         frames = self._received.feed(data)
         if not known and frames:
             self._frames.take(sum(not self._carries(frame) for frame in frames), now)
-        for frame in frames:
-            if self._block is not None:
-                self._continued(self._block, frame)
-            elif frame.kind == Kind.CONTINUATION:
-                raise Unmannerly("a CONTINUATION of nothing", Code.PROTOCOL_ERROR)
-            elif (rule := self._rules.get(frame.kind)) is not None:
-                rule(frame, now, known)
-        for stream, payload in self._received.data:
-            if stream in self.open:
-                self.messages.data(stream, payload)
+        if known:
+            self._headings = None
+        if self._received.rest is not None:
+            self._look_inside(*self._received.rest)
+        for place, frame in enumerate(frames):
+            self._look_at(frame, now, known)
+            if (payload := self._received.payloads.get(place)) is not None:
+                self._look_inside(frame, payload)
+        self._received.empty()
+
+    def _look_at(self, frame: Frame, now: float, known: bool) -> None:
+        if self._block is not None:
+            self._continued(self._block, frame)
+        elif frame.kind == Kind.CONTINUATION:
+            raise Unmannerly("a CONTINUATION of nothing", Code.PROTOCOL_ERROR)
+        elif (rule := self._rules.get(frame.kind)) is not None:
+            rule(frame, now, known)
+
+    def _look_inside(self, frame: Frame, payload: memoryview) -> None:
+        if frame.kind == Kind.DATA:
+            if frame.stream in self.open:
+                self.messages.data(frame.stream, payload)
+        elif self._headings is not None:
+            try:
+                self._headings.read(frame, payload)
+            except BadHeadings as error:
+                raise Unmannerly(str(error), Code.PROTOCOL_ERROR) from error
 
     def _carries(self, frame: Frame) -> bool:
         """It is of the message of a call that was not refused at its headers, as a stranger's is."""

@@ -41,7 +41,7 @@ def renew(node: NodeProcess, directory: Path) -> None:
 
 
 def test_a_path_that_is_no_text(tmp_path: Path) -> None:
-    """A call whose path is not UTF-8 ends nobody's stream, and the port serves again at once, each time."""
+    """A call whose path is not UTF-8, which gRPC's server could not bear, ends nobody's call, nor does it get there."""
     with NodeProcess(tmp_path) as node, Rpc(node) as before, RpcController(node).logs() as reader:
         until(lambda: reader.lines, what="the stream is open")
         for _ in range(10):
@@ -50,7 +50,7 @@ def test_a_path_that_is_no_text(tmp_path: Path) -> None:
                 until(lambda: late.GetBaseInfo(Empty(), wait_for_ready=True).version, 5, "a new controller is served")
         assert before.GetBaseInfo(Empty(), wait_for_ready=True).version
         assert not reader.ended
-        assert sum("gRPC server" in line for line in node.lines) == 1
+        assert not any("gRPC server" in line for line in node.lines)
         assert [line for line in node.lines if "Traceback" in line or "stderr" in line] == [], node.lines
 
 

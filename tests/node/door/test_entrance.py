@@ -10,7 +10,7 @@ from typing import Any
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from h2.events import ConnectionTerminated, Event, StreamEnded
+from h2.events import ConnectionTerminated, Event, ResponseReceived, StreamEnded
 from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import ClientFactory, Factory, Protocol
@@ -27,6 +27,7 @@ from node.api.auth import Authenticator
 from node.api.calls import Calls
 from node.api.methods import SERVICE
 from node.door import manners, relay
+from node.door.bodies import Bodies
 from node.door.connections import Connection, Connections, Limits
 from node.door.entrance import Entrance
 from node.door.frames import PREFACE
@@ -65,10 +66,13 @@ class Http2(Client):
     def flush(self) -> None:
         self.send(self.http.data_to_send())
 
-    def ask(self, stream: int, key: str = KEY) -> None:
+    def ask(self, stream: int, key: str = KEY, message: bytes = bytes(5), end: bool = True) -> None:
         names = {":method": "POST", ":scheme": "http", ":path": INFO, ":authority": "x", "te": "trailers"}
         self.http.send_headers(stream, [*names.items(), ("content-type", "application/grpc"), ("x-api-key", key)])
-        self.http.send_data(stream, bytes(5), end_stream=True)
+        while message:
+            # A window's worth; more is for a client that has the time to wait.
+            self.http.send_data(stream, message[:16_000], end_stream=end and len(message) <= 16_000)
+            message = message[16_000:]
         self.flush()
 
     def heard(self, kind: type[Event]) -> Callable[[], Any]:
@@ -179,6 +183,58 @@ class EntranceTests(DoorCase):
         await self.aio.run(self.server.start())
         self.clock.advance(relay.RETRY)
         await until(client.heard(StreamEnded))
+
+
+class RoomTests(DoorCase):
+    """Large bodies, more of them at once than have room."""
+
+    size = 80_000
+
+    def begin(self, client: Http2, stream: int) -> None:
+        """A call whose message is announced, and half here."""
+        client.ask(stream, message=b"\0" + self.size.to_bytes(4) + bytes(self.size // 2), end=False)
+
+    async def shown(self) -> Http2:
+        """A client that has shown the key."""
+        client = Http2()
+        await self.connect(client)
+        await self.asked(client)
+        client.events.clear()
+        return client
+
+    async def test_a_call_without_room(self) -> None:
+        """It is told so, and when to come again; others go on, on its own connection too; then there is room."""
+        self.site.connections.bodies = Bodies(100_000)
+        first, second = await self.shown(), await self.shown()
+        self.begin(first, 3)
+        await until(lambda: self.site.connections.bodies.taken == self.size)
+        self.begin(second, 3)
+        await until(second.heard(StreamEnded))
+        told = dict(second.heard(ResponseReceived)().headers)
+        self.assertEqual((told[":status"], told["grpc-status"]), ("200", "8"))
+        self.assertEqual(told["grpc-retry-pushback-ms"], "1000")
+        second.events.clear()
+        await self.asked(second, 5)
+        first.http.send_data(3, bytes(self.size // 2), end_stream=True)
+        first.flush()
+        await until(first.heard(StreamEnded))
+        await until(lambda: not self.site.connections.bodies.taken)
+        second.events.clear()
+        self.begin(second, 7)
+        await until(lambda: self.site.connections.bodies.taken == self.size)
+
+    async def test_who_leaves_gives_it_back(self) -> None:
+        """A connection that is lost, and a call that is reset."""
+        client = await self.shown()
+        self.begin(client, 3)
+        await until(lambda: self.site.connections.bodies.taken == self.size)
+        client.http.reset_stream(3)
+        client.flush()
+        await until(lambda: not self.site.connections.bodies.taken)
+        self.begin(client, 5)
+        await until(lambda: self.site.connections.bodies.taken == self.size)
+        client.transport.abortConnection()  # type: ignore[union-attr]
+        await until(lambda: not self.site.connections.bodies.taken)
 
 
 class RelayTests(DoorCase):

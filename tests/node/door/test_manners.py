@@ -13,6 +13,9 @@ from node.door.frames import ACK, END_HEADERS, END_STREAM, PREFACE, Code, Frame,
 from node.door.manners import BLOCK, CONTINUATIONS, Manners, Unmannerly
 from tests.node.door.test_frames import cuts, packed, pieces
 
+# HPACK's `:method: GET`, which one byte stands for.
+FIELD = b"\x82"
+
 
 class Client:
     """Sends frames at a time of the test's own."""
@@ -24,7 +27,7 @@ class Client:
         self.now = 0.0
 
     def send(self, kind: int, flags: int = 0, stream: int = 0, size: int = 0, times: int = 1) -> None:
-        data = packed(Frame(kind, flags, stream, size), bytes(size)) * times
+        data = packed(Frame(kind, flags, stream, size), FIELD * size) * times
         self.manners.received(data, self.now, self.known)
 
     def ask(self, stream: int) -> None:
@@ -199,7 +202,7 @@ def test_a_long_message_before_the_key_is_known() -> None:
 @given(st.lists(st.tuples(st.integers(0, 10), st.integers(0, 255), st.integers(0, 5), st.integers(0, 20))), cuts)
 def test_the_cuts_make_no_difference(sent: list[tuple[int, int, int, int]], at: list[int]) -> None:
     """The verdict, and what is open, are the same however the frames arrive."""
-    data = b"".join(packed(Frame(kind, flags, stream, size), bytes(size)) for kind, flags, stream, size in sent)
+    data = b"".join(packed(Frame(kind, flags, stream, size), FIELD * size) for kind, flags, stream, size in sent)
     assert told([data]) == told(pieces(data, at))
 
 

@@ -256,6 +256,33 @@ class BodyTests(SiteCase):
         expected = [(b"POST", path, BytesIO, body) for path in (b"/a", b"/b")]
         self.assertEqual(self.probe.seen, expected)
 
+    async def test_without_room(self) -> None:
+        """Large bodies beyond the budget are 503, with the time to come again, by their length or as they come."""
+        self.serve(Limits(bodies=150_000))
+        bodies = self.site.connections.bodies
+        holder = await self.connect()
+        holder.send(head(b"POST /a", BEARER, b"Content-Length: 100000"), bytes(50_000))
+        await until(lambda: bodies.taken == 100_000)
+        chunk = b"10000\r\n" + bytes(0x10000) + b"\r\n"
+        for more in (b"Content-Length: 70000", b"Transfer-Encoding: chunked"):
+            client = await self.connect()
+            client.send(head(b"POST /b", BEARER, more), chunk)
+            await until(client.holds(b'"crowded"'))
+            self.assertEqual(client.status, 503)
+            self.assertIn(b"Retry-After: 1\r\n", client.received)
+        small = await self.connect()
+        small.send(head(b"POST /c", BEARER, b"Content-Length: 9"), bytes(9))
+        await until(small.holds(b"seen /c"))
+        holder.send(bytes(50_000))
+        await until(holder.holds(b"seen /a"))
+        self.assertEqual(bodies.taken, 0)
+        for end in (lambda one: one.transport.abortConnection(), lambda one: one.send(b"zz\r\n")):
+            client = await self.connect()
+            client.send(head(b"POST /d", BEARER, b"Transfer-Encoding: chunked"), chunk)
+            await until(lambda: bodies.taken == 0x10000)
+            end(client)
+            await until(lambda: not bodies.taken)
+
     async def test_get_with_a_body(self) -> None:
         """GET may have a body, and one request follows another on the same connection."""
         self.serve()
