@@ -19,6 +19,7 @@ def _fault_of_paths(text: str) -> str:
 CORE_PATHS = Setting(
     "CORE_PATHS",
     "directories, with `:` between them, whose files a configuration may name: certificates, lists, what is served",
+    "/etc/letsencrypt",
     fault=_fault_of_paths,
 )
 CORE_ALLOW = Setting(

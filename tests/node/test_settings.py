@@ -65,7 +65,7 @@ def test_nothing_but_a_key_is_needed(home: Path) -> None:
         traffic_interval=10,
         debug=False,
         drivers={
-            "CORE_PATHS": "",
+            "CORE_PATHS": "/etc/letsencrypt",
             "CORE_ALLOW": "",
             "CORE_MEMORY": "",
             "SING_BOX_EXECUTABLE_PATH": "",
