@@ -9,16 +9,16 @@ from contextlib import closing
 import psutil
 import pytest
 
+from scripts.attack.floods import FLOODS, flooding
 from scripts.staging.controller import RestController, RpcController
 from scripts.staging.node import NodeProcess
 from scripts.staging.wait import until
-from tests.harness.floods import FLOODS, flooding
 
 # Seconds for a call over gRPC, on a connection that is there, and for one over REST, on a new one. It is less than one
 # on a machine that has nothing else to do.
 PATIENCE = 5.0
 # MiB: of the whole node, and by which it may have grown.
-MEMORY, GROWTH = 300, 40
+MEMORY, GROWTH = 300, 20
 
 
 @pytest.fixture(scope="module")
