@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -91,9 +92,11 @@ def named_places(paths: Paths, file: str) -> Iterator[Path]:
     if not paths.allows(file):
         return
     path = Path(file)
-    for place in (path, path.resolve()):
-        beside = not place.is_dir() and paths.allows(place.parent)
-        yield place.parent if beside else place
+    for place in (path, Path(os.path.realpath(path))):
+        beside = not os.path.isdir(place) and paths.allows(place.parent)
+        found = place.parent if beside else place
+        if os.path.exists(found):
+            yield found
 
 
 def unconfined(executable: Path) -> str | None:
