@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +72,8 @@ class Paths:
         if not self.allows(path):
             raise InvalidConfig(f"{place}: {str(path)!r} is in no directory that {CORE_PATHS.name} allows")
         # One that the node cannot look at is the core's to judge.
-        if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        found = mode(path)
+        if found and not (stat.S_ISREG(found) or stat.S_ISDIR(found)):
             raise InvalidConfig(f"{place}: {str(path)!r} is a device, a pipe or a socket, and no file")
 
 
@@ -83,6 +85,14 @@ def resolved(path: str | Path) -> Path | None:
         return Path(os.path.realpath(path)) if Path(path).is_absolute() else None
     except ValueError:
         return None
+
+
+def mode(path: str | Path) -> int:
+    """What is there, as stat(2) has it; 0 for nothing, or nothing that the node can look at."""
+    try:
+        return Path(path).stat().st_mode
+    except (OSError, ValueError):
+        return 0
 
 
 def _is_in(path: Path, directories: Iterable[Path]) -> bool:

@@ -28,7 +28,7 @@ def _lists(host: Host, executable: Path) -> list[Path]:
 
 def files(executable: Executable) -> Files:
     """What a core reads when it starts, and not again."""
-    return Files([executable.path, *Path(executable.spawner.environment[_ASSETS]).glob("*.dat")])
+    return executable.reading(Path(executable.spawner.environment[_ASSETS]).glob("*.dat"))
 
 
 def _environment(host: Host, executable: Path) -> dict[str, str]:

@@ -16,7 +16,9 @@ def plugged(options: str) -> dict[str, Any]:
     return {"outbounds": [{"type": "shadowsocks", "plugin": "v2ray-plugin", "plugin_opts": options}]}
 
 
-@pytest.mark.parametrize("options", ["cert={}", "tls;cert={};host=a", r"tls;c\ert={}", "cert={};cert=/etc/ssl/certs/a.pem"])
+@pytest.mark.parametrize(
+    "options", ["cert={}", "tls;cert={};host=a", r"tls;c\ert={}", "cert={};cert=/etc/ssl/certs/a.pem"]
+)
 def test_an_option_of_a_plugin_names_a_file(tmp_path: Path, options: str) -> None:
     """As the core reads it; where it is allowed, the core may read it."""
     made, allowed = plugged(options.format(tmp_path / "a.pem")), tmp_path.resolve()
