@@ -124,8 +124,9 @@ class NodeService(Service):
         self._aio = Aio(reactor)
         self._ring = LogRing(reactor, settings.log_buffer_size)
         self._system = SystemStats(reactor)
-        # What has the node's key in it.
-        withheld = (settings.state_dir, Path.cwd() / ".env")
+        # What has the node's keys in it.
+        keys = (Path.cwd() / ".env", settings.api_key_file, settings.keys_file)
+        withheld = (settings.state_dir, *filter(None, keys))
         host = Host(reactor, self._aio, self._ring, self._state.run_dir, settings.drivers, withheld)
         self._drivers = Drivers(host)
         self._store = Store(reactor, self._state.database)

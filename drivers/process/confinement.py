@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import os
+import stat
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from drivers.process import leash
 from drivers.process.elf import Script, interpreter
-from drivers.process.paths import CERTIFICATES, Paths
+from drivers.process.paths import CERTIFICATES, Paths, mode
 
 NO_LANDLOCK = (
     "there is no Landlock here (Linux 5.13 or later has it): a core can read and write all that the node can, its key "
@@ -27,6 +29,8 @@ _SYSTEM = (
     *("/dev/urandom", "/dev/random"),
     *CERTIFICATES,
 )
+# Those that are read again while a core runs. Of a plain file the kernel knows the one that was there, …
+_READ_AGAIN = ("/etc/resolv.conf", "/etc/hosts")
 _DEVICES = ("/dev/null", "/dev/net/tun")
 # What an executable that is linked when it starts reads.
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/etc/ld.so.preload")
@@ -91,9 +95,11 @@ def named_places(paths: Paths, file: str) -> Iterator[Path]:
     if not paths.allows(file):
         return
     path = Path(file)
-    for place in (path, path.resolve()):
-        beside = not place.is_dir() and paths.allows(place.parent)
-        yield place.parent if beside else place
+    for place in (path, Path(os.path.realpath(path))):
+        beside = not stat.S_ISDIR(mode(place)) and paths.allows(place.parent)
+        found = place.parent if beside else place
+        if mode(found):
+            yield found
 
 
 def unconfined(executable: Path) -> str | None:
@@ -105,6 +111,11 @@ def unconfined(executable: Path) -> str | None:
     except Script:
         return SCRIPT.format(executable)
     return None
+
+
+def pinned() -> list[Path]:
+    """… so that one which takes its name is withheld from a core that runs. Links lead to directories that it reads."""
+    return [Path(path) for path in _READ_AGAIN if os.path.realpath(path) == path]
 
 
 @functools.cache

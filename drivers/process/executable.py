@@ -14,7 +14,7 @@ from drivers.install.install import find
 from drivers.install.releases import Core, InstallError
 from drivers.process import memory
 from drivers.process.child import CoreProcess
-from drivers.process.confinement import Confinement, Touched, unconfined
+from drivers.process.confinement import Confinement, Touched, pinned, unconfined
 from drivers.process.paths import Paths
 from drivers.process.settings import CORE_MEMORY, executable_setting
 from drivers.process.spawn import Done, Spawner, by_setpriv, opened
@@ -31,6 +31,8 @@ ENVIRONMENT = {
 
 # What operators are told of each file that is another one by now.
 CHANGED = "{} changed on disk; it is used when the core starts next"
+# … and of each that the core looks for again, and cannot read.
+REPLACED = "{} was replaced, and the core cannot read the new one before it starts next: it may find no host's name"
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,10 @@ class Executable:
         """Have it do something that ends by itself: see `Spawner.run`."""
         return await self.spawner.run([str(self.path), *arguments], stdin=stdin, output=output)
 
+    def reading(self, paths: Iterable[Path] = ()) -> Files:
+        """What a core of it reads when it starts, these among it, and what it cannot read again."""
+        return Files([self.path, *paths], pinned() if self.unconfined is None else ())
+
     def start(self, core: CoreProcess, *arguments: str, contents: Mapping[int, bytes]) -> None:
         """Have it run as a core, which reads these contents from its descriptors. Raises `CoreFailed`."""
         with ExitStack() as files:
@@ -67,14 +73,32 @@ class Executable:
 
 
 class Files:
-    """Files as they are now, to be looked at again."""
+    """Files as they are now, to be looked at again. `pinned` may be written, but not be replaced."""
 
-    def __init__(self, paths: Iterable[Path]) -> None:
+    def __init__(self, paths: Iterable[Path], pinned: Iterable[Path] = ()) -> None:
         self._marks = {path: _mark(path) for path in sorted(paths)}
+        self._pinned = {path: _node(path) for path in sorted(pinned)}
 
     def changed(self) -> list[Path]:
         """Those that were replaced, written or removed since."""
         return [path for path, mark in self._marks.items() if _mark(path) != mark]
+
+    def replaced(self) -> list[Path]:
+        """The pinned ones that are others by now."""
+        return [path for path, node in self._pinned.items() if _node(path) not in (node, None)]
+
+    @property
+    def warnings(self) -> list[str]:
+        """All of that for an operator."""
+        return [*map(CHANGED.format, self.changed()), *map(REPLACED.format, self.replaced())]
+
+
+def _node(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _mark(path: Path) -> tuple[int, int, int] | None:

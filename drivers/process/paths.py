@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ CERTIFICATES = (
     *("/etc/ca-certificates", "/var/lib/ca-certificates", "/usr/share/ssl/certs"),
 )
 
+# Characters of a path, which the kernel bounds, and directories in it: each is looked at.
+_LONGEST, _DEEPEST = 4095, 40
+
 
 def directories(text: str) -> tuple[Path, ...]:
     """The directories that a setting lists, as it lists them."""
@@ -28,19 +32,22 @@ def directories(text: str) -> tuple[Path, ...]:
 class Paths:
     """What cores may read for a configuration: resolved directories (or files), and what is withheld from it in them.
 
-    `own` is the directory in which cores have their sockets, `listed` are the allowed ones as the operator wrote them.
+    `own` is the directory in which cores have their sockets, `listed` are the allowed ones as the operator wrote them,
+    `authorities` those of the system's certificates, where nothing is written.
     """
 
     allowed: tuple[Path, ...] = ()
     withheld: tuple[Path, ...] = ()
     own: Path | None = None
     listed: tuple[str, ...] = ()
+    authorities: tuple[Path, ...] = ()
 
     @classmethod
     def of(cls, host: Host) -> Paths:
-        listed = (*directories(host.settings.get(CORE_PATHS.name, "")), *map(Path, CERTIFICATES))
-        own = Path(os.path.realpath(host.directory))
-        return cls(_resolved(listed), _resolved(host.withheld), own, tuple(map(str, listed)))
+        chosen, certificates = directories(host.settings.get(CORE_PATHS.name, "")), tuple(map(Path, CERTIFICATES))
+        listed, own = (*chosen, *certificates), Path(os.path.realpath(host.directory))
+        authorities = tuple(one for one in _resolved(certificates) if not _is_in(one, _resolved(chosen)))
+        return cls(_resolved(listed), _resolved(host.withheld), own, tuple(map(str, listed)), authorities)
 
     def may_allow(self, text: str) -> bool:
         """Whether this looks like a path that is allowed. Costs little, for the many texts that are no paths at all."""
@@ -51,27 +58,45 @@ class Paths:
         found = resolved(path)
         if found is None or any(found.is_relative_to(one) or one.is_relative_to(found) for one in self.withheld):
             return False
-        return any(found.is_relative_to(one) for one in self.allowed)
+        return _is_in(found, self.allowed)
 
     def allows_socket(self, path: str | Path) -> bool:
         """Whether a core may have a socket there, or connect to it."""
         found = resolved(path)
-        return self.allows(path) or (found is not None and self.own is not None and found.parent == self.own)
+        if found is None or _is_in(found, self.authorities):
+            return False
+        return self.allows(path) or found.parent == self.own
 
     def require(self, path: str | Path, place: str) -> None:
         """Raises `InvalidConfig` for a file that `place` of a configuration must not name."""
         if not self.allows(path):
             raise InvalidConfig(f"{place}: {str(path)!r} is in no directory that {CORE_PATHS.name} allows")
-        if Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
+        # One that the node cannot look at is the core's to judge.
+        found = mode(path)
+        if found and not (stat.S_ISREG(found) or stat.S_ISDIR(found)):
             raise InvalidConfig(f"{place}: {str(path)!r} is a device, a pipe or a socket, and no file")
 
 
 def resolved(path: str | Path) -> Path | None:
     """Where an absolute path leads; None for one that is relative, or that no file can have."""
+    if len(os.fspath(path)) > _LONGEST or Path(path).as_posix().count("/") > _DEEPEST:
+        return None
     try:
         return Path(os.path.realpath(path)) if Path(path).is_absolute() else None
     except ValueError:
         return None
+
+
+def mode(path: str | Path) -> int:
+    """What is there, as stat(2) has it; 0 for nothing, or nothing that the node can look at."""
+    try:
+        return Path(path).stat().st_mode
+    except (OSError, ValueError):
+        return 0
+
+
+def _is_in(path: Path, directories: Iterable[Path]) -> bool:
+    return any(path.is_relative_to(one) for one in directories)
 
 
 def _resolved(paths: Iterable[Path]) -> tuple[Path, ...]:

@@ -20,6 +20,10 @@ Json = dict[str, Any]
 _FILE = re.compile(r"(.*_)?(path|files?|directory)")
 # … but for those that the node has set by itself, or that are no file of this machine.
 _NO_FILE = ("process_path", "tcp_multi_path", "data_directory", "state_directory", "path")
+# Options of a plugin, as the core reads them (`transport/sip003/args.go`): each, and its name and what it is set to.
+_OPTION = re.compile(r"(?:\\.|[^\\;])++", re.DOTALL)
+_SET = re.compile(r"((?:\\.|[^\\=])++)=(.*)", re.DOTALL)
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 # Where `path` is one.
 _LISTS = re.compile(r"route\.rule_set\[\d+\]\.path(\[\d+\])?")
 _HOSTS = re.compile(r"dns\.servers\[\d+\]\.path(\[\d+\])?")
@@ -32,13 +36,27 @@ _RESOLVED = 53
 
 def asked(tree: Json, paths: Paths, unconfined: str | None) -> Touched:
     """What a configuration names. Raises `InvalidConfig` for a file that it must not name."""
-    for named in texts(tree):
+    plugged = list(_of_plugins(tree))
+    for named in (*texts(tree), *plugged):
         if named.text and _is_file(named):
             if unconfined is not None and _SERVED.search(named.place):
                 raise InvalidConfig(f"{named.place}: a directory is not served to strangers here: {unconfined}")
+            if "$" in named.text:
+                raise InvalidConfig(f"{named.place}: {named.text!r} has a $, where the core could read another path")
             paths.require(named.text, named.place)
     found = (range(port, port + 1) for port in sorted(set(_ports(tree))))
-    return Touched(readable(tree, paths), (), tuple(found), is_abstract(tree))
+    files = readable(tree, paths) | {named.text for named in plugged}
+    return Touched(files, (), tuple(found), is_abstract(tree))
+
+
+def _of_plugins(tree: Json) -> Iterator[Named]:
+    """The certificates that options of the plugins of Shadowsocks name."""
+    for named in texts(tree):
+        if named.key == "plugin_opts":
+            for found in filter(None, map(_SET.fullmatch, _OPTION.findall(named.text))):
+                name, value = (_ESCAPED.sub(r"\1", part) for part in found.groups())
+                if name == "cert":
+                    yield Named(f"{named.place}, cert", "certificate_path", value)
 
 
 def _is_file(named: Named) -> bool:

@@ -11,7 +11,7 @@ from twisted.internet.threads import deferToThreadPool
 
 from drivers.channel import COUNTERS, FIGURES, ONLINE, USERS, ApiFailed, asking
 from drivers.process.child import CoreProcess
-from drivers.process.executable import CHANGED, Files
+from drivers.process.executable import Files
 from drivers.process.shared import SharedRun
 from drivers.sing_box.accounts import alike, label, login_of, name_of, stranger, unlabelled
 from drivers.sing_box.api import Api
@@ -73,11 +73,11 @@ class SingBoxGeneration(SharedRun[Api]):
 
     @property
     def outdated(self) -> bool:
-        return bool(self._files.changed())
+        return bool(self._files.warnings)
 
     @property
     def warnings(self) -> Sequence[str]:
-        return [*self._lost, *(CHANGED.format(path) for path in self._files.changed())]
+        return [*self._lost, *self._files.warnings]
 
     @property
     def _lost(self) -> list[str]:

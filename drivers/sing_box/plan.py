@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from drivers.process import readiness as starting
 from drivers.process.child import CoreProcess
-from drivers.process.executable import Executable, Files
+from drivers.process.executable import Executable
 from drivers.process.planned import Planned
 from drivers.process.ports import free_ports, is_open
 from drivers.process.shared import watch
@@ -41,7 +41,7 @@ class SingBoxPlan(Planned[config.Plan]):
         executable = executable.touching(self._touched.listening(endpoint.ports))
         text = await self._rendered(endpoint, started, f"/proc/self/fd/{_ROLL}")
         roll = await starting.built(self._host.reactor, started, config.roll, self.made, endpoint, started)
-        read = Files([executable.path])
+        read = executable.reading()
         core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint))
         executable.start(core, "run", *STDIN, "-D", str(self._host.directory), contents={0: text, _ROLL: roll})
         watch(core, self._sharing)

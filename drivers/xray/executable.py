@@ -20,13 +20,15 @@ def installation(host: Host) -> Installation:
 def _lists(host: Host, executable: Path) -> list[Path]:
     """The operator's directory, and the lists beside the executable."""
     configured = host.settings.get("XRAY_ASSETS_PATH")
-    beside = [path.resolve() for path in executable.parent.glob("*.dat")]
-    return [*beside, *([Path(configured).resolve()] if configured else [])]
+    places = [executable.parent, *([Path(configured)] if configured else [])]
+    # They may be links to where a package has them.
+    found = [path.resolve() for place in places for path in place.glob("*.dat")]
+    return [*found, *([Path(configured).resolve()] if configured else [])]
 
 
 def files(executable: Executable) -> Files:
     """What a core reads when it starts, and not again."""
-    return Files([executable.path, *Path(executable.spawner.environment[_ASSETS]).glob("*.dat")])
+    return executable.reading(Path(executable.spawner.environment[_ASSETS]).glob("*.dat"))
 
 
 def _environment(host: Host, executable: Path) -> dict[str, str]:

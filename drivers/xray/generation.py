@@ -8,7 +8,7 @@ from twisted.internet.defer import DeferredLock
 
 from drivers.channel import COUNTERS, FIGURES, ONLINE, USERS, ApiFailed, asking
 from drivers.process.child import CoreProcess
-from drivers.process.executable import CHANGED, Files
+from drivers.process.executable import Files
 from drivers.process.shared import SharedRun
 from drivers.sockets.sharing import Sharing
 from drivers.xray.accounts import email_of
@@ -59,11 +59,11 @@ class XrayGeneration(SharedRun[Api]):
 
     @property
     def outdated(self) -> bool:
-        return bool(self._files.changed())
+        return bool(self._files.warnings)
 
     @property
     def warnings(self) -> Sequence[str]:
-        return [CHANGED.format(path) for path in self._files.changed()]
+        return self._files.warnings
 
     async def counters(self) -> Reading:
         with asking(COUNTERS):

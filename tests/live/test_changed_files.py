@@ -50,6 +50,19 @@ def test_what_counts_as_changed(tmp_path: Path) -> None:
     assert {path.name for path in files.changed()} == {"written", "replaced", "removed", "link"}
 
 
+def test_what_a_confined_core_reads_again(tmp_path: Path) -> None:
+    """It may be written; one that takes its name is not known to the kernel as what the core may read."""
+    written, replaced = tmp_path / "hosts", tmp_path / "resolv.conf"
+    for path in (written, replaced):
+        path.write_bytes(b"old")
+    files = Files([], [written, replaced])
+    written.write_bytes(b"newer")
+    assert not files.warnings
+    replace(replaced, b"old")
+    [warning] = files.warnings
+    assert str(replaced) in warning and "no host's name" in warning
+
+
 class Machine:
     """A node with an executable and a geo file of its own."""
 

@@ -14,6 +14,7 @@ import pytest
 from drivers.process.confinement import NO_LANDLOCK, Confinement, Touched
 from drivers.process.leash import leashed
 from drivers.process.paths import Paths
+from drivers.xray.geo import private_geoip
 from protos.service_pb2 import SING_BOX, XRAY, Backend
 from scripts.staging import certs
 from scripts.staging.certs import Certificate
@@ -128,6 +129,66 @@ def test_the_state_of_the_node_is_withheld(tmp_path: Path, pair: Certificate, co
         for secret in (tmp_path / "state" / "state.db", tmp_path / "state" / "run", tmp_path, Path("/")):
             with pytest.raises(ControllerError, match="CORE_PATHS"):
                 controller.start(backend(core, with_masquerade(core, str(secret), pair)))
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_the_key_of_the_node_is_withheld(tmp_path: Path, pair: Certificate, core: str) -> None:
+    """Also where it is beside what the operator allows."""
+    key = tmp_path / "certs" / "key"
+    key.parent.mkdir()
+    made = NodeProcess(tmp_path, API_KEY="", API_KEY_FILE=str(key), CORE_PATHS=f"{key.parent}:{pair.key.parent}")
+    key.write_text(made.key)
+    with made as node, closing(RpcController(node)) as controller:
+        for named in (key.parent, key):
+            with pytest.raises(ControllerError, match="CORE_PATHS"):
+                controller.start(backend(core, with_masquerade(core, str(named), pair)))
+
+
+@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("name", ["a" * 300, "a/" * 50_000])
+def test_a_path_that_no_file_can_have(node: RpcController, core: str, name: str) -> None:
+    """As a certificate's it is refused, as that of a WebSocket it is none; neither takes long."""
+    path = f"/etc/ssl/certs/{name}"
+    with pytest.raises(ControllerError) as refused:
+        node.start(backend(core, with_certificate(core, path, path)))
+    assert refused.value.status == "INVALID_ARGUMENT"
+    web = {"network": "ws", "wsSettings": {"path": path}}
+    more = {"streamSettings": web} if core == "xray" else {"transport": {"type": "ws", "path": path}}
+    node.start(backend(core, config(core, {**plain(core), **more})))
+    node.stop()
+
+
+def test_certificates_that_plugins_name(node: RpcController, pair: Certificate) -> None:
+    """In the options of a Shadowsocks outbound of sing-box."""
+    server = {"type": "shadowsocks", "server": "127.0.0.1", "server_port": 1, "method": "aes-128-gcm", "password": "x"}
+    for file, fits in ((str(pair.certificate), True), ("/etc/shadow", False)):
+        out = {**server, "tag": "out", "plugin": "v2ray-plugin", "plugin_opts": f"tls;host=a.test;cert={file}"}
+        made = {**config("sing-box", plain("sing-box")), "outbounds": [{"type": "direct"}, out]}
+        if fits:
+            node.start(backend("sing-box", made))
+        else:
+            with pytest.raises(ControllerError, match=r"plugin_opts, cert.*CORE_PATHS"):
+                node.start(backend("sing-box", made))
+    node.stop()
+
+
+def test_no_socket_among_the_certificates_of_the_system(node: RpcController) -> None:
+    """Xray would leave a file there."""
+    with pytest.raises(ControllerError, match="CORE_PATHS"):
+        node.start(backend("xray", config("xray", {**plain("xray"), "listen": "/etc/ssl/certs/in.sock"})))
+
+
+def test_lists_that_are_links(tmp_path: Path) -> None:
+    """As packages have them."""
+    real, lists = tmp_path / "real" / "geoip.dat", tmp_path / "lists"
+    for directory in (real.parent, lists):
+        directory.mkdir()
+    real.write_bytes(private_geoip())
+    (lists / "geoip.dat").symlink_to(real)
+    rule = {"ip": ["geoip:private"], "outboundTag": "direct"}
+    made = {**config("xray", plain("xray")), "outbounds": [{"protocol": "freedom", "tag": "direct"}]}
+    with node_of(tmp_path, XRAY_ASSETS_PATH=str(lists)) as controller:
+        controller.start(backend("xray", {**made, "routing": {"rules": [rule]}}))
 
 
 @pytest.mark.parametrize("core", CORES)

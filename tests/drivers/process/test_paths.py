@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from drivers.process.confinement import named_places
 from drivers.process.paths import Paths, directories
 from drivers.process.settings import CORE_PATHS
 from node.errors import InvalidConfig
@@ -37,6 +39,18 @@ def test_what_is_no_absolute_path_may_not(paths: Paths, name: str) -> None:
     assert not paths.allows(name)
 
 
+@pytest.mark.parametrize("name", ["a" * 300, "a/" * 30 + "a" * 300])
+def test_a_name_that_no_file_can_have(paths: Paths, tmp_path: Path, name: str) -> None:
+    """It is allowed or not by where it would be; whether it is there is the core's to find out."""
+    paths.require(f"{tmp_path}/certs/{name}", "inbounds[0]")
+    assert list(named_places(paths, f"{tmp_path}/certs/{name}")) in ([], [tmp_path / "certs"] * 2)
+
+
+def test_a_path_that_takes_long_to_follow(paths: Paths, tmp_path: Path) -> None:
+    for deep in (f"{tmp_path}/certs/" + "a/" * 100, f"{tmp_path}/certs/" + "a" * 5000):
+        assert not paths.allows(deep) and not paths.allows_socket(deep)
+
+
 def test_a_link_is_where_it_leads(paths: Paths, tmp_path: Path) -> None:
     (tmp_path / "certs" / "out").symlink_to("/etc")
     (tmp_path / "in").symlink_to(tmp_path / "certs")
@@ -56,6 +70,12 @@ def test_a_socket_may_be_in_the_directory_of_the_cores(paths: Paths, tmp_path: P
     assert paths.allows_socket(tmp_path / "certs" / "in.sock")
     assert not paths.allows_socket(tmp_path / "state" / "in.sock")
     assert not paths.allows_socket(tmp_path / "state" / "run" / "kept" / "in.sock")
+
+
+def test_no_socket_is_among_the_certificates_of_authorities(paths: Paths, tmp_path: Path) -> None:
+    certs = replace(paths, authorities=(tmp_path.resolve() / "certs",))
+    assert certs.allows(tmp_path / "certs" / "a.pem")
+    assert not certs.allows_socket(tmp_path / "certs" / "in.sock")
 
 
 def test_the_error_names_the_path_the_place_and_the_setting(paths: Paths) -> None:

@@ -1,0 +1,49 @@
+"""Which files of the machine a configuration of sing-box names, where it does not look like that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivers.process.paths import Paths
+from drivers.sing_box.files import asked
+from node.errors import InvalidConfig
+
+
+def plugged(options: str) -> dict[str, Any]:
+    return {"outbounds": [{"type": "shadowsocks", "plugin": "v2ray-plugin", "plugin_opts": options}]}
+
+
+@pytest.mark.parametrize(
+    "options", ["cert={}", "tls;cert={};host=a", r"tls;c\ert={}", "cert={};cert=/etc/ssl/certs/a.pem"]
+)
+def test_an_option_of_a_plugin_names_a_file(tmp_path: Path, options: str) -> None:
+    """As the core reads it; where it is allowed, the core may read it."""
+    made, allowed = plugged(options.format(tmp_path / "a.pem")), tmp_path.resolve()
+    assert str(tmp_path / "a.pem") in asked(made, Paths((allowed, Path("/etc/ssl/certs"))), None).files
+    with pytest.raises(InvalidConfig, match=r"outbounds\[0\]\.plugin_opts, cert: .*CORE_PATHS"):
+        asked(made, Paths(), None)
+
+
+@pytest.mark.parametrize("options", ["", "tls;host=cert", "mode=quic;certRaw=x", "\\", "cert", ";;=;"])
+def test_an_option_that_names_none(options: str) -> None:
+    assert not asked(plugged(options), Paths(), None).files
+
+
+@pytest.mark.timeout(10)
+def test_long_options() -> None:
+    asked(plugged("a" * 1_000_000 + "\\"), Paths(), None)
+    asked(plugged("\\a" * 500_000 + "\\"), Paths(), None)
+
+
+def test_a_name_that_the_core_completes(tmp_path: Path) -> None:
+    """It has its environment in the place of `$NAME`, and reads another file than the node looked at."""
+    named = f"{tmp_path}/.${{U}}./.${{U}}./shadow"
+    for made in (
+        {"dns": {"servers": [{"type": "hosts", "path": [named]}]}},
+        {"outbounds": [{"type": "ssh", "private_key_path": named}]},
+    ):
+        with pytest.raises(InvalidConfig, match=r"has a \$"):
+            asked(made, Paths((tmp_path.resolve(),)), None)
