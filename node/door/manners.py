@@ -147,6 +147,8 @@ class Manners:
         return self._received.between and self._block is None
 
     def _headers(self, frame: Frame, now: float, known: bool) -> None:
+        # gRPC takes the padding for headers: it would read others than were looked at.
+        _require_no_padding(frame)
         if frame.stream > self.last:
             self.last = frame.stream
             self.open.add(frame.stream)
@@ -155,9 +157,8 @@ class Manners:
         self._continued(_Block(frame.stream), frame)
 
     def _data(self, frame: Frame, _: float, __: bool) -> None:
-        # No client of gRPC's does that, and where a message begins could not be seen.
-        if frame.flags & PADDED:
-            raise Unmannerly("padding")
+        # Where a message begins could not be seen.
+        _require_no_padding(frame)
 
     def _reset(self, frame: Frame, now: float, _: bool) -> None:
         self._resets.take(1, now)
@@ -168,6 +169,12 @@ class Manners:
         whole = bool(frame.flags & END_HEADERS)
         self.asked = self.asked or whole
         self._block = None if whole else block
+
+
+def _require_no_padding(frame: Frame) -> None:
+    """No client of gRPC's sends any."""
+    if frame.flags & PADDED:
+        raise Unmannerly("padding")
 
 
 class _Block:
