@@ -237,3 +237,13 @@ def test_padding(kind: Kind, known: bool) -> None:
     client.ask(1)
     with refused():
         client.send(kind, END_HEADERS | PADDED, 3 if kind is Kind.HEADERS else 1, 8)
+
+
+def test_no_frame_between_the_servers_headers() -> None:
+    """An answer's headers that go on in another frame: nothing of ours may stand in between."""
+    client = Client(known=True)
+    client.ask(1)
+    client.sent(Kind.HEADERS, END_STREAM, 1, 9)
+    assert not client.manners.interruptible
+    client.sent(Kind.CONTINUATION, END_HEADERS, 1, 9)
+    assert client.manners.interruptible
