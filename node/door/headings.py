@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from hpack import Decoder, HPACKError
 
-from node.door.frames import END_HEADERS, PADDED, PRIORITY, Frame, Kind
+from node.door.frames import END_HEADERS, PRIORITY, Frame, Kind
 
 # Bytes of a block, unpacked; gRPC takes less.
 UNPACKED = 64 * 1024
-# Before the block itself: how much padding stands at its end; a stream that it depends on, and a weight.
-_PAD_LENGTH, _PRIORITY = 1, 5
+# Bytes before the block itself: a stream that it depends on, and a weight.
+_PRIORITY = 5
 
 
 class BadHeadings(Exception):
@@ -50,12 +50,8 @@ class Headings:
 
 
 def _stripped(payload: bytes, flags: int) -> bytes:
-    """Without what stands around the block in the frame that begins it."""
-    begin, end = 0, len(payload)
-    if flags & PADDED:
-        begin, end = _PAD_LENGTH, end - (payload[0] if payload else 0)
-    if flags & PRIORITY:
-        begin += _PRIORITY
-    if begin > end:
-        raise BadHeadings("more padding than there are bytes")
-    return payload[begin:end]
+    """Without what stands before the block in the frame that begins it; nobody may pad it: see `manners`."""
+    begin = _PRIORITY if flags & PRIORITY else 0
+    if begin > len(payload):
+        raise BadHeadings("headers shorter than what stands before them")
+    return payload[begin:]

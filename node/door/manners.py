@@ -65,6 +65,8 @@ class Manners:
         self._headings: Headings | None = Headings()
         self._received = Frames(skip=len(PREFACE))
         self._sent = Frames()
+        # The server's headers that were sent go on in a CONTINUATION.
+        self._sent_block = False
         self._pings = Budget("PINGs", PINGS, now)
         self._settings = Budget("SETTINGS", SETTINGS, now)
         self._resets = Budget("RST_STREAMs", RESETS, now)
@@ -120,7 +122,9 @@ class Manners:
         replies = not self._sent.between
         for frame in self._sent.feed(data):
             kind, flags = frame.kind, frame.flags
-            replies = replies or kind in (Kind.DATA, Kind.HEADERS)
+            replies = replies or kind in (Kind.DATA, Kind.HEADERS, Kind.CONTINUATION)
+            if kind in (Kind.HEADERS, Kind.CONTINUATION):
+                self._sent_block = not flags & END_HEADERS
             if kind == Kind.RST_STREAM or (flags & END_STREAM and kind in (Kind.DATA, Kind.HEADERS)):
                 self.close(frame.stream)
             elif kind == Kind.HEADERS:
@@ -128,6 +132,7 @@ class Manners:
             # Clients measure the line by a PING whenever something comes, and answer ours.
             if kind in (Kind.DATA, Kind.HEADERS) or (kind == Kind.PING and not flags & ACK):
                 self._pings.fill()
+        self._sent.empty()
         return replies
 
     def close(self, stream: int) -> None:
@@ -139,7 +144,7 @@ class Manners:
     @property
     def interruptible(self) -> bool:
         """A frame of our own may be sent now."""
-        return self._sent.between
+        return self._sent.between and not self._sent_block
 
     @property
     def whole(self) -> bool:
@@ -147,6 +152,8 @@ class Manners:
         return self._received.between and self._block is None
 
     def _headers(self, frame: Frame, now: float, known: bool) -> None:
+        # gRPC takes the padding for headers: it would read others than were looked at.
+        _require_no_padding(frame)
         if frame.stream > self.last:
             self.last = frame.stream
             self.open.add(frame.stream)
@@ -155,9 +162,8 @@ class Manners:
         self._continued(_Block(frame.stream), frame)
 
     def _data(self, frame: Frame, _: float, __: bool) -> None:
-        # No client of gRPC's does that, and where a message begins could not be seen.
-        if frame.flags & PADDED:
-            raise Unmannerly("padding")
+        # Where a message begins could not be seen.
+        _require_no_padding(frame)
 
     def _reset(self, frame: Frame, now: float, _: bool) -> None:
         self._resets.take(1, now)
@@ -168,6 +174,12 @@ class Manners:
         whole = bool(frame.flags & END_HEADERS)
         self.asked = self.asked or whole
         self._block = None if whole else block
+
+
+def _require_no_padding(frame: Frame) -> None:
+    """No client of gRPC's sends any."""
+    if frame.flags & PADDED:
+        raise Unmannerly("padding")
 
 
 class _Block:

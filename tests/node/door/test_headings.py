@@ -9,7 +9,7 @@ from hpack import Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.door.frames import END_HEADERS, PADDED, PRIORITY, Frame, Kind
+from node.door.frames import END_HEADERS, PRIORITY, Frame, Kind
 from node.door.headings import BadHeadings, Headings
 
 Field = tuple[bytes, bytes]
@@ -44,16 +44,15 @@ def test_what_is_no_text(huffman: bool, place: int) -> None:
         read(Headings(), Encoder().encode(fields, huffman=huffman))
 
 
-def test_padding_and_priority() -> None:
-    """What stands around a block is no part of it, and may not be more than there is."""
-    block = Encoder().encode(CALL)
-    read(Headings(), bytes((3, *bytes(5))) + block + bytes(3), PADDED | PRIORITY)
-    for payload in (b"", b"\xff\0"):
-        with pytest.raises(BadHeadings, match="padding"):
-            read(Headings(), payload, PADDED)
+def test_priority() -> None:
+    """What stands before a block is no part of it, and has to be there."""
+    read(Headings(), bytes(5) + Encoder().encode(CALL), PRIORITY)
+    for payload in (b"", bytes(4)):
+        with pytest.raises(BadHeadings, match="shorter"):
+            read(Headings(), payload, PRIORITY)
 
 
-@given(st.lists(st.binary(max_size=60), max_size=8), st.sampled_from((0, PADDED, PRIORITY, PADDED | PRIORITY)))
+@given(st.lists(st.binary(max_size=60), max_size=8), st.sampled_from((0, PRIORITY)))
 def test_any_bytes(blocks: list[bytes], flags: int) -> None:
     """They are read or refused."""
     headings = Headings()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.door import manners
-from node.door.frames import ACK, END_HEADERS, END_STREAM, PREFACE, Code, Frame, Kind
+from node.door.frames import ACK, END_HEADERS, END_STREAM, PADDED, PREFACE, Code, Frame, Kind
 from node.door.manners import BLOCK, CONTINUATIONS, Manners, Unmannerly
 from tests.node.door.test_frames import cuts, packed, pieces
 
@@ -227,3 +227,23 @@ def test_any_bytes(received: list[bytes], sent: list[bytes]) -> None:
     except Unmannerly:
         return
     assert len(client.manners.open) <= manners.STRANGERS_REQUESTS[0]
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("kind", [Kind.HEADERS, Kind.DATA])
+def test_padding(kind: Kind, known: bool) -> None:
+    """gRPC takes that of headers for headers, so that it would read a path which nobody has looked at."""
+    client = Client(known)
+    client.ask(1)
+    with refused():
+        client.send(kind, END_HEADERS | PADDED, 3 if kind is Kind.HEADERS else 1, 8)
+
+
+def test_no_frame_between_the_servers_headers() -> None:
+    """An answer's headers that go on in another frame: nothing of ours may stand in between."""
+    client = Client(known=True)
+    client.ask(1)
+    client.sent(Kind.HEADERS, END_STREAM, 1, 9)
+    assert not client.manners.interruptible
+    client.sent(Kind.CONTINUATION, END_HEADERS, 1, 9)
+    assert client.manners.interruptible
