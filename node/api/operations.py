@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 from twisted.internet.defer import ensureDeferred
 from twisted.python.failure import Failure
@@ -15,9 +16,10 @@ from node.api.feeds import ChunkFeed, UserFeed, require_few
 from node.backend.drain import Limits
 from node.backend.generations import Generations
 from node.backend.keepalive import KeepAlive
+from node.backend.questions import Questions
 from node.backend.runner import Runner
 from node.contract.accounts import key_of
-from node.contract.driver import CountsOnline, Driver
+from node.contract.driver import CountsOnline, Driver, Generation
 from node.errors import Aborted, CoreFailed, UnknownName, Unsupported, shown
 from node.logs import Logger, LogRing
 from node.machine.system import SystemStats
@@ -71,6 +73,7 @@ class Backend:
         self._generations = Generations()
         self._traffic = Traffic(reactor, self._generations, self._is_user, store, policy.poll)
         self._runner = Runner(reactor, ring, store, self._generations, self._traffic.read, policy.drain, policy.upgrade)
+        self._questions = Questions(reactor, self._runner.current, self._generations)
         self._keep_alive = KeepAlive(reactor, self._expired)
         # Starts under way: while there are any nothing expires.
         self._starts = 0
@@ -132,7 +135,7 @@ class Backend:
         return SystemStatsResponse(**asdict(self._system.current()))
 
     async def backend_stats(self, _: Empty, __: Call) -> service_pb2.BackendStatsResponse:
-        return await self._runner.current().backend_stats()
+        return await self._questions.one(lambda run: run.backend_stats())
 
     async def stats(self, request: StatRequest, call: Call) -> service_pb2.StatResponse:
         return await self._traffic.stats(request, call.delivered)
@@ -141,12 +144,10 @@ class Backend:
         try:
             count = len(await self._addresses(request.name))
         except Unsupported:
-            # An address that is connected to two generations counts twice then.
-            key = key_of(request.name)
-            runs = [run for run in self._generations.serving if isinstance(run, CountsOnline)]
-            if not runs:
+            if not any(isinstance(run, CountsOnline) for run in self._generations.serving):
                 raise
-            count = sum([await run.online_count(key) for run in runs])
+            # An address that is connected to two generations counts twice then.
+            count = sum(await self._questions.all(partial(_count_online, key_of(request.name))))
         return service_pb2.OnlineStatResponse(name=request.name, value=count)
 
     async def online_ips(self, request: StatRequest, _: Call) -> service_pb2.StatsOnlineIpListResponse:
@@ -166,7 +167,9 @@ class Backend:
         return ChunkFeed(self._runner.users)
 
     def _is_user(self, name: str) -> bool:
-        return key_of(name) in self._runner.desired.roster.users
+        """Also while a Start is under way that brings them in, or takes them out."""
+        desired, key = self._runner.desired, key_of(name)
+        return key in desired.roster.users or key in desired.standing.users
 
     async def _addresses(self, name: str) -> dict[str, int]:
         """Where a user is connected from, over all generations, and when each address was last seen."""
@@ -174,8 +177,8 @@ class Backend:
         if not self._is_user(name):
             raise UnknownName(f"there is no user {shown(name)}")
         addresses: dict[str, int] = {}
-        for generation in self._generations.serving:
-            for address, seen in (await generation.online(key_of(name))).items():
+        for found in await self._questions.all(lambda run: run.online(key_of(name))):
+            for address, seen in found.items():
                 addresses[address] = max(seen, addresses.get(address, 0))
         return addresses
 
@@ -255,6 +258,10 @@ class Backend:
         ensureDeferred(self._runner.stop(reason)).addErrback(
             lambda failure: self.log.failure("the backend was not stopped after keep-alive", failure)
         )
+
+
+async def _count_online(key: str, run: Generation) -> int:
+    return await run.online_count(key) if isinstance(run, CountsOnline) else 0
 
 
 def type_name(number: int) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 
-from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError, ensureDeferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
@@ -22,6 +23,8 @@ PATIENCE = 10.0
 AGAIN = 0.5
 # Seconds between two looks at the core's own list of users.
 AUDIT = 60.0
+# Seconds that a core which refused something may take to show that it lives.
+LIVES = 1.0
 
 
 class Watch:
@@ -116,6 +119,19 @@ class Watch:
             await self._repair(generation)
         except NodeError as error:
             self.log.warn("the core's users were not settled: {reason}", reason=error.text)
+
+
+async def lives(run: Generation, reactor: IReactorTime) -> bool:
+    """Whether a run answers after something went wrong; where it does not, its end is waited for, for a moment.
+
+    Calls to a core that was killed fail before its end is known.
+    """
+    deadline = reactor.seconds() + LIVES
+    if await run.answers(LIVES):
+        return True
+    with suppress(TimeoutError):
+        await run.when_exited().addTimeout(max(0.0, deadline - reactor.seconds()), reactor)
+    return False
 
 
 def _cancel(_: Exit, watching: Deferred[None]) -> None:

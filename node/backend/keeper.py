@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from twisted.internet.defer import Deferred, TimeoutError
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import deferLater
 
 from node.backend.desired import Desired
 from node.backend.faults import in_background
 from node.backend.generations import Generations
+from node.backend.health import lives
 from node.backend.reconcile import Pairs, Reconciler
 from node.backend.renewal import Renewal
 from node.backend.state import State, Status
@@ -21,8 +22,6 @@ from node.errors import NodeError
 from node.logs import Logger
 from protos.service_pb2 import User
 
-# Seconds that a core which refused something may take to show that it lives.
-LIVES = 1.0
 # Seconds after a removal in which the credential may stay in a core that keeps the user out.
 REFRESH = 3.0
 # Seconds after which another run is tried again that could not come in for that; and for which it waits at most rather
@@ -248,16 +247,11 @@ class Keeper:
 
     async def _answers(self) -> bool:
         """Whether the run answers after something went wrong. One that lives and does not is looked after at once."""
-        deadline = self._reactor.seconds() + LIVES
-        if await self.run.answers(LIVES):
-            return True
-        # Calls to a core that was killed fail before its end is known.
-        left = max(0.0, deadline - self._reactor.seconds())
-        try:
-            await self.run.when_exited().addTimeout(left, self._reactor)
-        except TimeoutError:
-            self._doubt(self.run)
-        return False
+        run = self.run
+        answers = await lives(run, self._reactor)
+        if not answers and run.alive:
+            self._doubt(run)
+        return answers
 
     async def _audit(self) -> None:
         try:

@@ -112,11 +112,17 @@ class Runner:
         await self.stop("the node is shutting down")
 
     def current(self) -> Generation:
-        """The core to ask. Raises as `Status.require`, and while one takes the place of another."""
+        """The core to ask, while a Start is under way the one that still serves.
+
+        Raises as `Status.require`, and while one takes the place of another.
+        """
+        run = self._generations.current
+        if run is not None and self.status.state is State.STARTING:
+            return run
         self.status.require()
-        if self._generations.current is None:
+        if run is None:
             raise NotStarted("users are being applied")
-        return self._generations.current
+        return run
 
     @property
     def accepted(self) -> Accepted | None:

@@ -159,6 +159,8 @@ class Supervisor:
                 settled()
                 if other:
                     await self.settling.settle_start()
+                else:
+                    self._settle_later(taken.before)
             else:
                 settled()
                 await self.run_again(START_TIMEOUT)
@@ -181,6 +183,20 @@ class Supervisor:
         self._generations.adopt(taken.before)
         self._drain.begin()
         return True
+
+    def _settle_later(self, run: Generation) -> None:
+        """Bring in who came with a run that did not hold: at once, and where the next ones do not either, later."""
+
+        async def work() -> None:
+            try:
+                if self._generations.current:
+                    await self.settling.repair(self._generations.current)
+            finally:
+                if run is self._generations.current:
+                    # It took them: its time begins anew.
+                    self._backoff.served()
+
+        self._backoff.later(lambda: in_background(work(), "users were not brought in again"))
 
     def _again(self, reason: NodeError) -> None:
         """Try again when it is time to, unless a configuration is to blame: that does not mend itself."""

@@ -14,11 +14,13 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from node.api.methods import METHODS, SERVICE, Kind, Method
-from scripts.attack.link import LONGEST, blind
+from scripts.attack.link import blind
 from scripts.attack.mutate import mutated
 from scripts.staging.node import NodeProcess
 from scripts.staging.target import credentials
 
+# Seconds that a call may take: as long as deployed controllers wait for a Start.
+_LONGEST = 20.0
 # Bytes of a huge field.
 _HUGE = 2 << 20
 # Groups in each other, which no message of ours has, and messages in each other in a field that none has.
@@ -119,7 +121,7 @@ def varint(number: int) -> bytes:
 def _over_rest(node: NodeProcess, method: Method, random: Random) -> None:
     content = body(method, random)
     address = node.host, random.choice((node.rest_port, node.grpc_port))
-    connection = http.client.HTTPSConnection(*address, timeout=LONGEST, context=blind("http/1.1"))
+    connection = http.client.HTTPSConnection(*address, timeout=_LONGEST, context=blind("http/1.1"))
     headers = credentials(node.key, "bearer") | {"Content-Type": "application/x-protobuf"}
     try:
         connection.request(random.choice(method.verbs), method.path, content, headers)
@@ -137,7 +139,7 @@ def _over_grpc(node: NodeProcess, method: Method, random: Random) -> None:
     metadata = tuple(credentials(node.key, "bearer").items())
     try:
         request = iter(contents) if method.kind is Kind.FEED else contents[0]
-        answer = call(request, metadata=metadata, timeout=LONGEST)
+        answer = call(request, metadata=metadata, timeout=_LONGEST)
         if method.kind is Kind.LOGS:
             with suppress(StopIteration):
                 next(answer)

@@ -152,9 +152,9 @@ class Mixed:
         next(self._turns).start(self._request(self._port, self._crowd, self._version))
 
     def _another(self) -> None:
+        """The core before it answers until this one does."""
         self._version += 1
-        with self._outage():
-            self._start()
+        self._start()
 
     def _stop(self) -> None:
         with self._outage():

@@ -92,6 +92,8 @@ class MemoryGeneration:
         self.silent = False
         self.wound_down = False
         self.counts: dict[str, int] = {}
+        self.addresses: dict[str, int] = {}
+        self.uptime = 0
         self.killed = False
         self.asked = 0
         self.audited = 0
@@ -120,14 +122,23 @@ class MemoryGeneration:
         return dict(self.counts)
 
     async def online(self, key: str) -> Mapping[str, int]:
-        return {}
+        await self._answered()
+        return self.addresses
 
     async def apply(self, changes: Sequence[Change]) -> Applied:
         assert self.plan.driver
         return await self.plan.driver.apply(self, changes)
 
     async def backend_stats(self) -> BackendStatsResponse:
-        return BackendStatsResponse()
+        await self._answered()
+        return BackendStatsResponse(uptime=self.uptime)
+
+    async def _answered(self) -> None:
+        """A question is answered by a core that is there until then."""
+        if self.plan.driver:
+            await self.plan.driver.asking.passed()
+        if self.silent or not self.alive:
+            raise CoreFailed("the core's run ended before it answered")
 
     async def answers(self, seconds: float) -> bool:
         self.asked += 1
@@ -232,9 +243,9 @@ class MemoryDriver:
     """Satisfies `Driver`. A configuration is the tags of its inbounds, with commas, and then words.
 
     `bad` is refused when it is read, `unbuildable` when it is checked. `faults` are what the next launches fail with.
-    `launching`, `stopping` and `applying` are gates; `fault` is what batches fail with. A silent core takes none of a
-    batch, which is known after `CALL` seconds; `unable`: no core takes a removal while it runs. `dear` tells which
-    changes take another run, and `unchecked` is what a check of users fails with.
+    `launching`, `stopping`, `applying` and `asking` are gates; `fault` is what batches fail with. A silent core takes
+    none of a batch, which is known after `CALL` seconds; `unable`: no core takes a removal while it runs. `dear` tells
+    which changes take another run, and `unchecked` is what a check of users fails with.
     """
 
     CALL = 5.0
@@ -255,6 +266,7 @@ class MemoryDriver:
         self.unable = False
         self.dear: Callable[[Change], bool] = lambda _: False
         self.reading, self.launching, self.stopping, self.applying = Gate(), Gate(), Gate(), Gate()
+        self.asking = Gate()
 
     @property
     def running(self) -> list[MemoryGeneration]:

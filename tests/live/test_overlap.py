@@ -452,6 +452,21 @@ def test_probation(node: NodeProcess, home: Place, echo: EchoServer, number: sig
         assert not listens(core(node), changes.shifting.port)
 
 
+@on(lambda ground: ground.type == BackendType.SING_BOX)
+def test_users_of_a_core_that_is_killed(node: NodeProcess, home: Place, echo: EchoServer) -> None:
+    """Who came with a core that did not hold comes with the next one, which is there soon."""
+    users = [member(ANNA, home)]
+    with control(node, "grpc") as controller:
+        controller.stop()
+        run(controller, [home], users)
+        before = core(node)
+        with connection(home, ANNA, echo):
+            controller.sync_users([*users, member(BERT, home)])
+            os.kill(newcomer(node, before), signal.SIGKILL)
+            until(lambda: gets_in(home, BERT, echo, timeout=1), GONE, "he gets in again")
+            assert before in runs(node)
+
+
 def test_node_is_killed(node: NodeProcess, home: Place, echo: EchoServer) -> None:
     """While several cores run: none is left, and what was last is resumed."""
     users = [member(ANNA, home)]

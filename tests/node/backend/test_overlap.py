@@ -9,11 +9,12 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.backend import drain
+from node.backend.backoff import STEADY
 from node.backend.drain import SETTLED, Limits
 from node.backend.generations import Generations
 from node.backend.keeper import PATIENCE, REFRESH, RETRY, SESSIONS
 from node.backend.probation import SECONDS as PROBATION
-from node.backend.renewal import CROWDED_WINDOW
+from node.backend.renewal import CROWDED_WINDOW, WINDOW
 from node.backend.runner import Runner
 from node.contract.driver import Generation
 from node.errors import Aborted, CoreFailed, InvalidConfig, PortTaken, UsersRefused
@@ -614,14 +615,49 @@ class Renewals(OverlapTests):
         self.assertIn("DRAIN_GENERATIONS is 0", "".join(self.runner.warnings))
 
     def test_one_that_dies_at_once(self) -> None:
-        """The one before it serves again; the users who came with it come by the next audit."""
+        """The one before it serves again, and the users who came with it come with the next one, at once."""
         old = self.started("a", ANN)
         self.successResultOf(self.settled(self.sync(ANN, BOB)))
         self.current.die()
         self.pass_time(0)
         self.assertEqual((self.current, self.names(old), self.state[0]), (old, {"ann"}, "running"))
-        self.pass_time(61)
+        self.pass_time(WINDOW + 0.5)
         self.assertEqual(self.names(self.current), {"ann", "bob"})
+
+    def test_one_that_dies_after_a_while(self) -> None:
+        """Also where the one before it takes them while it runs, and has served for long."""
+        old = self.started("a", ANN)
+        self.successResultOf(self.settled(self.sync(ANN, BOB)))
+        self.driver.dear = lambda _: False
+        self.pass_time(PROBATION - 1)
+        self.current.die()
+        self.pass_time(0)
+        self.assertEqual((self.current, self.names(old)), (old, {"ann", "bob"}))
+        self.pass_time(STEADY)
+        old.die()
+        self.pass_time(0)
+        self.assertEqual((self.names(self.current), self.state), ({"ann", "bob"}, ("running", "")))
+
+    def test_each_of_them_dies_at_once(self) -> None:
+        """The next one comes later and later, and the one before serves all the time."""
+        old = self.started("a", ANN)
+        self.sync(ANN, BOB)
+        for seconds in range(16):
+            for run in self.driver.running:
+                if run is not old:
+                    run.die()
+            self.pass_time(1)
+            self.assertIn(old, self.generations.serving, seconds)
+        self.assertIn(len(self.driver.launches), range(5, 9))
+
+    def test_it_is_stopped_before_they_come_again(self) -> None:
+        self.started("a", ANN)
+        self.successResultOf(self.settled(self.sync(ANN, BOB)))
+        self.current.die()
+        stopped = ensureDeferred(self.runner.stop("asked"))
+        self.pass_time(3)
+        self.successResultOf(stopped)
+        self.assertEqual((self.driver.running, self.state[0]), ([], "stopped"))
 
 
 class Refreshes(OverlapTests):

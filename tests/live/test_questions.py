@@ -1,0 +1,94 @@
+"""What a controller asks about a core while another one takes its place, or while it dies: nobody sees an outage."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from scripts.staging.controller import Controller, ControllerError
+from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import Kind
+from scripts.staging.node import NodeProcess
+from tests.conftest import Place, connection, control, member
+from tests.harness.grounds import Ground
+from tests.live.test_core_faults import WAITING, in_state
+from tests.live.test_overlap import ANNA, BERT, Changes, core, freeze
+
+# After so many other answers a question is under way.
+LATER = 20
+
+
+@pytest.fixture
+def home(all_kinds: dict[str, Kind], ground: Ground) -> Place:
+    return Place(all_kinds["vless-raw"], "home", ground=ground)
+
+
+def questions(controller: Controller, email: str) -> list[Callable[[], Any]]:
+    return [controller.backend_stats, lambda: controller.online(email), lambda: controller.online_ips(email)]
+
+
+def test_while_starts_overlap(node: NodeProcess, home: Place, echo: EchoServer) -> None:
+    """The core before answers until the next one does."""
+    users, changes, states = [member(ANNA, home)], Changes([home]), set[str]()
+    with control(node, "rest") as rest, control(node, "grpc") as rpc, control(node, "grpc") as starter:
+        starter.stop()
+        changes.start(starter, users)
+        with connection(home, ANNA, echo), ThreadPoolExecutor(1) as pool:
+            for _ in range(3):
+                changes.next()
+                starting = pool.submit(changes.start, starter, users)
+                while not starting.done():
+                    for ask in (*questions(rest, ANNA.email), *questions(rpc, ANNA.email)):
+                        states.add(rest.info().state)
+                        ask()
+                starting.result()
+    assert "starting" in states
+
+
+@contextmanager
+def asked(controller: Controller, other: Controller, ask: Callable[[], Any]) -> Iterator[Future[Any]]:
+    """Inside, this is under way, for it is asked of a core that is frozen."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(ask)
+        for _ in range(LATER):
+            other.info()
+        assert not future.done()
+        yield future
+
+
+def test_core_that_drains_is_killed(node: NodeProcess, home: Place, echo: EchoServer) -> None:
+    """While it is asked who is online: its connections have gone with it, and the others are told."""
+    users, changes = [member(ANNA, home), member(BERT, home)], Changes([home])
+    with control(node, "rest") as controller, control(node, "grpc") as other:
+        controller.stop()
+        changes.start(controller, users)
+        old = core(node)
+        with connection(home, ANNA, echo):
+            changes.next()
+            changes.start(controller, users)
+            with connection(home, BERT, echo):
+                freeze(old)
+                with asked(controller, other, lambda: controller.online(BERT.email)) as answer:
+                    os.kill(old, signal.SIGKILL)
+                    assert answer.result().value == 1
+
+
+@pytest.mark.parametrize("number", range(3), ids=["figures", "online", "addresses"])
+def test_core_is_killed(node: NodeProcess, home: Place, number: int) -> None:
+    """While it is asked: the next one answers, or the controller is told that it comes."""
+    with control(node, "grpc") as controller, control(node, "rest") as other:
+        controller.stop()
+        Changes([home]).start(controller, [member(ANNA, home)])
+        freeze(core(node))
+        with asked(controller, other, questions(controller, ANNA.email)[number]) as answer:
+            os.kill(core(node), signal.SIGKILL)
+            if error := answer.exception():
+                assert isinstance(error, ControllerError)
+                assert error.text.startswith(WAITING)
+        in_state(controller, "running")

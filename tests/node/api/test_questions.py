@@ -1,0 +1,218 @@
+"""Who is online, and how the core is: asked of the runs that serve, whatever becomes of them meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from node.api.auth import Dialect
+from node.api.calls import Call
+from node.api.methods import METHODS
+from node.api.operations import Backend, Policy
+from node.backend import drain
+from node.backend.health import LIVES
+from node.errors import CoreFailed, NotInitialized, NotStarted
+from node.logs import LogRing
+from node.machine.system import SystemStats
+from node.state.database import Saved
+from protos import service_pb2
+from protos.service_pb2 import Empty, StatRequest, User
+from tests.harness.memory import MemoryDriver, MemoryGeneration, SharingDriver, person
+from tests.node.backend.test_keepalive import Kept
+
+ANN, BOB = person("ann", "one", "a"), person("bob", "two", "a")
+CALL = Call(METHODS[0], Dialect.DOCUMENT)
+
+
+class QuestionTests(SynchronousTestCase):
+    kind: type[MemoryDriver] = SharingDriver
+
+    def setUp(self) -> None:
+        self.clock = cast(Any, Clock())
+        self.driver = self.kind(self.clock)
+        self.patch(drain, "available", lambda: 1 << 40)
+        store, ring = cast(Any, Kept()), LogRing(self.clock, 1000)
+        self.backend = Backend(self.clock, ring, {0: self.driver}, SystemStats(self.clock), store, Policy())
+        self.backend.begin(Saved())
+
+    def tearDown(self) -> None:
+        for gate in (self.driver.launching, self.driver.asking):
+            gate.open()
+        closed = ensureDeferred(self.backend.close())
+        self.clock.pump([1] * 10)
+        self.successResultOf(closed)
+        self.assertEqual((self.driver.running, self.clock.getDelayedCalls()), ([], []))
+
+    def start(self, config: str, *users: User) -> Deferred[Any]:
+        return ensureDeferred(self.backend.start(service_pb2.Backend(config=config, users=users), CALL))
+
+    def started(self, config: str, *users: User) -> MemoryGeneration:
+        """A run that is known by its uptime and its users' address."""
+        self.successResultOf(self.start(config, *users))
+        core = self.driver.cores[-1]
+        core.uptime = len(self.driver.cores)
+        core.addresses = {f"10.0.0.{core.uptime}": 1}
+        return core
+
+    def stats(self) -> Deferred[Any]:
+        return ensureDeferred(self.backend.backend_stats(Empty(), CALL))
+
+    def online(self, name: str = "ann") -> Deferred[Any]:
+        return ensureDeferred(self.backend.online_ips(StatRequest(name=name), CALL))
+
+    def count(self) -> Deferred[Any]:
+        return ensureDeferred(self.backend.online(StatRequest(name="ann"), CALL))
+
+    def meanwhile(self, *questions: Callable[[], Deferred[Any]]) -> list[Deferred[Any]]:
+        """The questions are under way."""
+        self.driver.asking.shut = True
+        return [question() for question in questions]
+
+    def addresses(self, asked: Deferred[Any]) -> set[str]:
+        return set(self.successResultOf(asked).ips)
+
+
+class Replaced(QuestionTests):
+    def test_by_another_that_comes_beside_it(self) -> None:
+        """What the one before does not answer any more does the next one."""
+        old = self.started("a", ANN)
+        stats, online, count = self.meanwhile(self.stats, self.online, self.count)
+        new = self.started("a x", ANN)
+        old.die()
+        self.driver.asking.open()
+        self.assertEqual(self.successResultOf(stats).uptime, new.uptime)
+        self.assertEqual(self.addresses(online), set(new.addresses))
+        self.assertEqual(self.successResultOf(count).value, 1)
+
+    def test_one_that_drains_and_does_not_answer(self) -> None:
+        """How the core is does not depend on it."""
+        old = self.started("a", ANN)
+        [stats] = self.meanwhile(self.stats)
+        new = self.started("a x", ANN)
+        old.silent = True
+        self.driver.asking.open()
+        self.assertEqual(self.successResultOf(stats).uptime, new.uptime)
+
+    def test_both_are_there(self) -> None:
+        """Connections to either count, also where the next one came while the first was asked."""
+        old = self.started("a", ANN)
+        [online] = self.meanwhile(self.online)
+        new = self.started("a x", ANN)
+        self.driver.asking.open()
+        self.assertEqual(self.addresses(online), {*old.addresses, *new.addresses})
+
+    def test_one_that_drains_ends(self) -> None:
+        """Its connections have gone with it."""
+        old, new = self.started("a", ANN), self.started("a x", ANN)
+        online, count = self.meanwhile(self.online, self.count)
+        # The current one answers, and then the other one is asked.
+        self.driver.asking.let_through()
+        old.die()
+        self.driver.asking.open()
+        self.assertEqual(self.addresses(online), set(new.addresses))
+        self.assertEqual(self.successResultOf(count).value, 1)
+
+
+class Gone(QuestionTests):
+    def test_the_only_one(self) -> None:
+        """Another is on its way, which is what is said."""
+        core = self.started("a", ANN)
+        asked = self.meanwhile(self.stats, self.online, self.count)
+        self.driver.launching.shut = True
+        core.die()
+        self.driver.asking.open()
+        for question in asked:
+            self.failureResultOf(question, NotStarted)
+
+    def test_it_is_known_a_moment_later(self) -> None:
+        """Calls to a core that was killed fail before its end is known."""
+        core = self.started("a", ANN)
+        asked = self.meanwhile(self.stats, self.online)
+        core.silent = True
+        self.driver.asking.open()
+        self.clock.advance(LIVES / 2)
+        for question in asked:
+            self.assertNoResult(question)
+        core.die()
+        self.clock.pump([0.125, 0.125, 0.125])
+        new = self.driver.cores[-1]
+        self.assertEqual(self.successResultOf(asked[0]).uptime, new.uptime)
+        self.assertEqual(self.addresses(asked[1]), set(new.addresses))
+
+    def test_stopped(self) -> None:
+        self.started("a", ANN)
+        asked = self.meanwhile(self.stats, self.online)
+        stopped = ensureDeferred(self.backend.stop(Empty(), CALL))
+        self.clock.pump([0.5] * 6)
+        self.successResultOf(stopped)
+        self.driver.asking.open()
+        for question in asked:
+            self.failureResultOf(question, NotInitialized)
+
+    def test_one_that_lives_and_fails(self) -> None:
+        """That is told as it is."""
+        core = self.started("a", ANN)
+        core.silent = True
+        asked = [self.stats(), self.online(), self.count()]
+        self.clock.pump([0.125] * int(8 * (LIVES + 1)))
+        for question in asked:
+            self.failureResultOf(question, CoreFailed)
+
+
+class WhileStarting(QuestionTests):
+    def starting(self, *users: User) -> Deferred[Any]:
+        self.driver.launching.shut = True
+        starting = self.start("a x", *users)
+        self.assertNoResult(starting)
+        info = self.successResultOf(ensureDeferred(self.backend.info(Empty(), CALL)))
+        self.assertEqual(info.state, "starting")
+        return starting
+
+    def test_the_one_before_answers(self) -> None:
+        """It serves everybody: nobody is to see an outage."""
+        old = self.started("a", ANN)
+        starting = self.starting(BOB)
+        self.assertEqual(self.successResultOf(self.stats()).uptime, old.uptime)
+        for name in ("ann", "bob"):
+            self.assertEqual(self.addresses(self.online(name)), set(old.addresses))
+        self.driver.launching.open()
+        self.successResultOf(starting)
+
+    def test_it_dies(self) -> None:
+        """Nobody serves then."""
+        old = self.started("a", ANN)
+        starting = self.starting(ANN)
+        old.die()
+        for question in (self.stats(), self.online()):
+            self.failureResultOf(question, NotStarted)
+        self.driver.launching.open()
+        self.successResultOf(starting)
+
+    def test_the_first(self) -> None:
+        starting = self.starting(ANN)
+        self.failureResultOf(self.stats(), NotStarted)
+        self.driver.launching.open()
+        self.successResultOf(starting)
+
+
+class WhileRestarting(QuestionTests):
+    """Of a core that cannot share its listeners."""
+
+    kind = MemoryDriver
+
+    def test_nobody_serves(self) -> None:
+        """The one before has ended for it."""
+        self.started("a", ANN)
+        asked = self.meanwhile(self.stats, self.online)
+        self.driver.launching.shut = True
+        starting = self.start("a x", ANN)
+        self.clock.pump([0.5] * 6)
+        self.driver.asking.open()
+        for question in (*asked, self.stats(), self.online()):
+            self.failureResultOf(question, NotStarted)
+        self.driver.launching.open()
+        self.successResultOf(starting)
