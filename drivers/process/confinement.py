@@ -29,7 +29,9 @@ _SYSTEM = (
     *("/dev/urandom", "/dev/random"),
     *CERTIFICATES,
 )
-# Those that are read again while a core runs. Of a plain file the kernel knows the one that was there, …
+# Where files are that take another's name, as DHCP clients do it with the resolver's.
+_ETC = Path("/etc")
+# Those that are read again while a core runs. Of a plain file the kernel knows the one that was there alone.
 _READ_AGAIN = ("/etc/resolv.conf", "/etc/hosts")
 _DEVICES = ("/dev/null", "/dev/net/tun")
 # What an executable that is linked when it starts reads.
@@ -61,6 +63,19 @@ class Confinement:
     state: Path | None = None
     assets: Collection[Path] = field(default=())
 
+    @property
+    def reads_etc(self) -> bool:
+        """Whether all of it can be read: not by root, whose secrets are there, nor where there is one of the node's."""
+        return os.geteuid() != 0 and not any(one.is_relative_to(_ETC) for one in self.paths.withheld)
+
+    def pinned(self) -> list[Path]:
+        """Files of which another one that takes the name is withheld from a core that runs.
+
+        Links lead to directories that it reads.
+        """
+        again = () if self.reads_etc else _READ_AGAIN
+        return [Path(path) for path in again if os.path.realpath(path) == path]
+
     def rules(self, executable: Path, touched: Touched) -> tuple[str, ...]:
         """The rules for a run of this executable with such a configuration; none where they cannot be enforced."""
         if unconfined(executable) is not None:
@@ -72,6 +87,7 @@ class Confinement:
         linker = interpreter(executable)
         yield from (f"run={linker}", *_each("read", _LIBRARIES)) if linker else ()
         yield from _each("read", _SYSTEM)
+        yield from [f"read={_ETC}"] if self.reads_etc else []
         yield from _each("device", _DEVICES)
         yield from _each("read", self.assets)
         if self.state is not None:
@@ -111,11 +127,6 @@ def unconfined(executable: Path) -> str | None:
     except Script:
         return SCRIPT.format(executable)
     return None
-
-
-def pinned() -> list[Path]:
-    """… so that one which takes its name is withheld from a core that runs. Links lead to directories that it reads."""
-    return [Path(path) for path in _READ_AGAIN if os.path.realpath(path) == path]
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from drivers.install.install import find
 from drivers.install.releases import Core, InstallError
 from drivers.process import memory
 from drivers.process.child import CoreProcess
-from drivers.process.confinement import Confinement, Touched, pinned, unconfined
+from drivers.process.confinement import Confinement, Touched, unconfined
 from drivers.process.paths import Paths
 from drivers.process.settings import CORE_MEMORY, executable_setting
 from drivers.process.spawn import Done, Spawner, by_setpriv, opened
@@ -63,7 +63,7 @@ class Executable:
 
     def reading(self, paths: Iterable[Path] = ()) -> Files:
         """What a core of it reads when it starts, these among it, and what it cannot read again."""
-        return Files([self.path, *paths], pinned() if self.unconfined is None else ())
+        return Files([self.path, *paths], self.confinement.pinned() if self.unconfined is None else ())
 
     def start(self, core: CoreProcess, *arguments: str, contents: Mapping[int, bytes]) -> None:
         """Have it run as a core, which reads these contents from its descriptors. Raises `CoreFailed`."""

@@ -61,7 +61,8 @@ class Frames:
 
     Keeps less than one header between two pieces, however they are cut. For whoever looks into DATA, HEADERS and
     CONTINUATION: `rest` is what the last piece has of a frame that began before it, `payloads` what it has of its own
-    ones, by their places in the list; to be emptied then.
+    ones, by their places in the list; to be emptied then. `gap` is the last place in the piece where a frame ends and
+    another one may be put, and the frame that begins there, if any.
     """
 
     def __init__(self, skip: int = 0) -> None:
@@ -70,6 +71,7 @@ class Frames:
         self._inside: Frame | None = None
         self.rest: tuple[Frame, memoryview] | None = None
         self.payloads: dict[int, memoryview] = {}
+        self.gap: tuple[int, Frame | None] | None = None
 
     @property
     def between(self) -> bool:
@@ -78,17 +80,18 @@ class Frames:
 
     def feed(self, data: bytes) -> list[Frame]:
         """The frames that begin in this piece."""
+        before = len(self._begun)
         if self._begun:
             data, self._begun = self._begun + data, b""
         found: list[Frame] = []
-        at, end = self._skip, len(data)
+        at, end, start = self._skip, len(data), -1
         self.empty()
         if at and self._inside is not None:
             self.rest = (self._inside, memoryview(data)[:at])
         while at + _SIZE <= end:
             high, low, kind, flags, stream = _HEADER.unpack_from(data, at)
             frame = Frame(kind, flags, stream & _STREAM, high << 16 | low)
-            begin, at = at + _SIZE, at + _SIZE + frame.length
+            start, begin, at = at, at + _SIZE, at + _SIZE + frame.length
             self._inside = frame if kind in _LOOKED_INTO else None
             if self._inside is not None:
                 self.payloads[len(found)] = memoryview(data)[begin:at]
@@ -96,6 +99,8 @@ class Frames:
         if at < end:
             self._begun = data[at:]
         self._skip = max(at - end, 0)
+        place = (at if at <= end else start) - before
+        self.gap = (place, found[-1] if at > end and found else None) if place >= 0 else None
         return found
 
     def empty(self) -> None:

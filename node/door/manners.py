@@ -147,9 +147,13 @@ class Manners:
         return self._sent.between and not self._sent_block
 
     @property
-    def whole(self) -> bool:
-        """What was received ends where a frame ends, and no block of headers is begun: one of ours may follow."""
-        return self._received.between and self._block is None
+    def gap(self) -> int | None:
+        """Where in the last piece received a frame of ours may be put: between frames, in no block of headers."""
+        if self._received.gap is None:
+            return None
+        place, following = self._received.gap
+        inside = self._block is not None if following is None else following.kind == Kind.CONTINUATION
+        return None if inside else place
 
     def _headers(self, frame: Frame, now: float, known: bool) -> None:
         # gRPC takes the padding for headers: it would read others than were looked at.

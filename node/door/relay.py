@@ -79,8 +79,8 @@ class Relay(Protocol):
             return
         self._look_after()
         self._look_for_room()
-        if self._for_server and self._manners.whole:
-            data, self._for_server = data + self._for_server, b""
+        if self._for_server and (gap := self._manners.gap) is not None:
+            data, self._for_server = data[:gap] + self._for_server + data[gap:], b""
         if self._server is None:
             self._held.append(data)
             return

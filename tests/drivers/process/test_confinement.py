@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,23 @@ def test_what_it_must_touch_it_can(ground: Ground) -> None:
         ("dgram", free_port()),
     ]
     assert ground.tried(tries) == [True] * len(tries)
+
+
+def test_a_resolver_that_is_replaced(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is not root lets cores read all of /etc, where another file may take its name, if no key is there."""
+
+    def made(withheld: tuple[Path, ...] = ()) -> Confinement:
+        return Confinement(replace(ground.paths, withheld=withheld), ground.run)
+
+    key = made((Path("/etc/txnode/key"),))
+    assert "read=/etc" not in made().rules(PYTHON, Touched())
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "read=/etc" in made().rules(PYTHON, Touched())
+    assert made().pinned() == []
+    assert "read=/etc" not in key.rules(PYTHON, Touched())
+    assert set(key.pinned()) == {
+        path for path in map(Path, ("/etc/resolv.conf", "/etc/hosts")) if not path.is_symlink()
+    }
 
 
 def test_what_it_has_no_business_with_it_cannot(ground: Ground) -> None:

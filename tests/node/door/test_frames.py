@@ -84,3 +84,33 @@ def test_goaway() -> None:
     frame.parse_body(memoryview(data[9:]))
     assert length == len(data) - 9
     assert (frame.last_stream_id, frame.error_code) == (77, Code.ENHANCE_YOUR_CALM)
+
+
+@given(st.lists(frames, max_size=20), cuts)
+def test_a_frame_may_be_put_into_a_gap(sent: list[tuple[Frame, bytes]], at: list[int]) -> None:
+    """Where one piece after the other has a gap, another frame in it is read; the others stay as they are."""
+    reader, other = Frames(), Frames()
+    put = packed(Frame(99, 0, 7, 3), b"put")
+    puts, found = 0, []
+    for piece in pieces(b"".join(packed(frame, payload) for frame, payload in sent), at):
+        reader.feed(piece)
+        if reader.gap is not None:
+            place, puts = reader.gap[0], puts + 1
+            assert 0 <= place <= len(piece)
+            piece = piece[:place] + put + piece[place:]
+        found += other.feed(piece)
+    ours = [frame for frame in found if frame == Frame(99, 0, 7, 3)]
+    assert len(ours) - [frame for frame, _ in sent].count(Frame(99, 0, 7, 3)) == puts
+    assert [frame for frame in found if frame != Frame(99, 0, 7, 3)] == [
+        frame for frame, _ in sent if frame != Frame(99, 0, 7, 3)
+    ]
+
+
+def test_a_long_message_has_gaps() -> None:
+    """Frames of 16 KiB in pieces of 64: each piece has a place, though none ends with a frame."""
+    reader, kept = Frames(), 0
+    data = packed(Frame(0, 0, 1, 16_384), bytes(16_384)) * 64
+    for begin in range(0, len(data), 65_536):
+        reader.feed(data[begin : begin + 65_536])
+        kept += reader.gap is not None
+    assert kept == len(range(0, len(data), 65_536))
