@@ -224,6 +224,7 @@ KINDS: tuple[type[NodeError], ...] = (
     WrongVerb,
     RequestTimeout,
     TooLarge,
+    Crowded,
     WrongMediaType,
     Unsupported,
     NotInitialized,

@@ -156,6 +156,8 @@ class NodeService(Service):
 
     def startService(self) -> None:
         super().startService()
+        # Else a Ctrl-C before the reactor runs is an exception somewhere in here, and gRPC's threads keep the process.
+        signal.signal(signal.SIGINT, self._reactor.sigInt)  # type: ignore[attr-defined]
         # Whatever the node and its cores write is theirs alone.
         os.umask(0o077)
         sys.setswitchinterval(SWITCH_INTERVAL)

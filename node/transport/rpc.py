@@ -28,7 +28,7 @@ from node.api.auth import Authenticator, Caller
 from node.api.calls import Calls, LogReader, OpenFeed, Reply, watched
 from node.api.methods import MAX_BODY, METHODS, SERVICE, Kind, Method
 from node.door.upstream import Upstream
-from node.errors import Forbidden, Internal, InvalidRequest, NodeError, Unauthenticated
+from node.errors import Forbidden, Internal, InvalidRequest, NodeError, Unauthenticated, UnknownPath
 from node.logs import Logger
 from node.transport.serving import Serving
 from node.waiting import fire
@@ -130,7 +130,9 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if method is None:
             # For health and reflection any key does.
             handler = await continuation(details)
-            return None if handler is None else self._telling(handler, caller)
+            if handler is None:
+                return _refusal(UnknownPath("Method not found!"), self._hears(caller))
+            return self._telling(handler, caller)
         try:
             caller.require(method.scope)
         except Forbidden as error:

@@ -16,6 +16,7 @@ from node.errors import KINDS, NodeError
 TABLE = {
     "internal": (500, "INTERNAL"),
     "unauthenticated": (401, "UNAUTHENTICATED"),
+    "forbidden": (403, "PERMISSION_DENIED"),
     "invalid_request": (400, "INVALID_ARGUMENT"),
     "invalid_config": (400, "INVALID_ARGUMENT"),
     "not_found": (404, "UNIMPLEMENTED"),
@@ -23,6 +24,7 @@ TABLE = {
     "method_not_allowed": (405, "UNIMPLEMENTED"),
     "request_timeout": (408, "DEADLINE_EXCEEDED"),
     "too_large": (413, "RESOURCE_EXHAUSTED"),
+    "crowded": (503, "RESOURCE_EXHAUSTED"),
     "unsupported_media_type": (415, "INVALID_ARGUMENT"),
     "unsupported": (501, "UNIMPLEMENTED"),
     "backend_not_initialized": (500, "UNAVAILABLE"),
