@@ -45,6 +45,7 @@ _BEGINNINGS: dict[type[NodeError], tuple[str, ...]] = {
     errors.NotInitialized: (errors.NotInitialized().text,),
     errors.NotStarted: (errors.NotStarted("").text,),
     errors.ShuttingDown: (errors.ShuttingDown().text,),
+    errors.Crowded: (errors.Crowded().text,),
     errors.UsersRefused: (errors.UsersRefused([]).text,),
     # The second is gRPC's own.
     errors.UnknownPath: ("there is no such path", "Method not found!"),

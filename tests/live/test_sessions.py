@@ -38,7 +38,7 @@ from tests.live.test_overlap import busy, newcomer, only, runs
 ANNA, BERT, CARL = (TestUser.new(f"{name}@test") for name in ("anna", "bert", "carl"))
 # Seconds in which a user is served again on a busy machine, of which 0.3 nobody is at the port. Who does not hear of
 # that waits for half a minute.
-SOON = 8.0
+SOON = 20.0
 # Seconds between two new connections of a user, and that one may take: its session may end before it has begun.
 PAUSE = 0.02
 PATIENCE = 1.5

@@ -42,6 +42,7 @@ SAID: dict[type[NodeError], NodeError] = {
     errors.WrongVerb: errors.WrongVerb("this path takes other HTTP methods: see Allow"),
     errors.RequestTimeout: errors.RequestTimeout("the request did not arrive in time"),
     errors.TooLarge: errors.TooLarge("the chunks are over 67108864 bytes together"),
+    errors.Crowded: errors.Crowded(),
     errors.WrongMediaType: errors.WrongMediaType("the body is text/plain: send it as application/x-protobuf"),
     errors.Unsupported: errors.Unsupported("GetOutboundsLatency is not built yet"),
     errors.NotInitialized: errors.NotInitialized(),
