@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from node import deployed
 from node.contract.settings import Setting
 
 MIN_KEY = 16
@@ -78,8 +79,10 @@ _BACKEND = (
         "seconds between two readings of a core's counters; who asks gets one that is no older than a tenth of it",
         "10",
     ),
-    Setting("DEBUG", "1: log every request too", "0"),
+    Setting("DEBUG", "1 or true: log every request too", "0"),
 )
+_YES = ("1", "true", "yes", "on", "t", "y")
+_NO = ("0", "false", "no", "off", "f", "n")
 _SYSTEMD = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
@@ -111,6 +114,8 @@ class Settings:
     debug: bool
     drivers: Mapping[str, str]
     notify: Mapping[str, str]
+    # Settings of other deployed nodes that somebody set, by name: see `node.deployed`.
+    ignored: tuple[str, ...]
 
 
 Words = Mapping[str, str]
@@ -126,9 +131,14 @@ def given(
 ) -> dict[str, str]:
     """The settings that somebody set, by name, unchecked. `options` by setting name. Raises `BadSettings`."""
     environ = os.environ if environ is None else environ
+    return _explicit((_read_env_file(directory / ".env"), environ, options), drivers)
+
+
+def _explicit(sources: Iterable[Words], drivers: Sequence[Setting]) -> dict[str, str]:
+    """What sources say of settings of this node, the later over the earlier."""
     known = {setting.name for setting in all_settings(drivers)}
     explicit: dict[str, str] = {}
-    for source in (_read_env_file(directory / ".env"), environ, options):
+    for source in sources:
         explicit |= {name: value.strip() for name, value in source.items() if name in known and value.strip()}
     return explicit
 
@@ -136,10 +146,11 @@ def given(
 def load(options: Words, directory: Path, environ: Words | None = None, *, drivers: Sequence[Setting]) -> Settings:
     """The settings of this process. `options` by setting name. Raises `BadSettings`."""
     environ = os.environ if environ is None else environ
-    explicit = given(options, directory, environ, drivers)
+    sources = (_read_env_file(directory / ".env"), environ, options)
+    explicit = _explicit(sources, drivers)
     values = {setting.name: setting.default for setting in all_settings(drivers)} | explicit
     notify = {name: value for name, value in environ.items() if name in _SYSTEMD}
-    return _Check(values, explicit, directory).settings(drivers, notify)
+    return _Check(values, explicit, directory).settings(drivers, notify, deployed.ignored(sources))
 
 
 class _Check:
@@ -151,7 +162,9 @@ class _Check:
         self._directory = directory
         self._faults: list[str] = []
 
-    def settings(self, drivers: Sequence[Setting], notify: Mapping[str, str]) -> Settings:
+    def settings(
+        self, drivers: Sequence[Setting], notify: Mapping[str, str], ignored: tuple[str, ...] = ()
+    ) -> Settings:
         state_dir = self._path("STATE_DIR")
         key, key_file = self._key(state_dir)
         rest_port, grpc_port = self._ports()
@@ -177,9 +190,10 @@ class _Check:
             outlive=self._word("KEEP_ALIVE_ACTION", "stop", "keep") == "keep",
             resume=self._word("RESUME", "on", "off") == "on",
             traffic_interval=self._seconds("TRAFFIC_INTERVAL", 0.1, 3600),
-            debug=self._word("DEBUG", "0", "1", "false", "true") in ("1", "true"),
+            debug=self._switch("DEBUG"),
             drivers={setting.name: self._of_driver(setting) for setting in drivers},
             notify=notify,
+            ignored=ignored,
         )
         if self._faults:
             raise BadSettings(self._faults)
@@ -233,6 +247,10 @@ class _Check:
         if choices and text not in choices:
             self._faults.append(f"{name}: {text!r} is none of {', '.join(choices)}")
         return text
+
+    def _switch(self, name: str) -> bool:
+        """On or off, in any word that deployed nodes take for it."""
+        return self._word(name, *_YES, *_NO) in _YES
 
     def _of_driver(self, setting: Setting) -> str:
         value = self._word(setting.name, *setting.choices)
@@ -307,7 +325,7 @@ def key_fault(key: str) -> str:
 
 
 def _read_env_file(path: Path) -> dict[str, str]:
-    """Lines of NAME=value; `#` begins a comment line, quotes around a value and `export` before a name are dropped."""
+    """Lines of NAME=value. Comments, quotes around a value and `export` before a name are dropped."""
     try:
         lines = path.read_text().splitlines()
     except FileNotFoundError:
@@ -318,9 +336,11 @@ def _read_env_file(path: Path) -> dict[str, str]:
     for line in lines:
         name, equals, value = line.strip().removeprefix("export ").partition("=")
         if equals and not name.startswith("#"):
-            values[name.strip()] = _unquote(value.strip())
+            values[name.strip()] = _value(value)
     return values
 
 
-def _unquote(value: str) -> str:
-    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+def _value(text: str) -> str:
+    """What stands behind the `=`: in quotes, or up to a `#` behind a space."""
+    quoted = re.fullmatch(r"""\s*(['"])(.*?)\1\s*(?:\s#.*)?""", text)
+    return quoted[2] if quoted else re.sub(r"\s#.*", "", text).strip()

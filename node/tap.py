@@ -20,7 +20,7 @@ from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
 
 from drivers.registry import DRIVER_SETTINGS, Drivers
-from node import __version__
+from node import __version__, deployed
 from node.aio import Aio
 from node.api.auth import Authenticator
 from node.api.calls import Calls
@@ -160,6 +160,7 @@ class NodeService(Service):
         signal.signal(signal.SIGINT, self._reactor.sigInt)  # type: ignore[attr-defined]
         # Whatever the node and its cores write is theirs alone.
         os.umask(0o077)
+        self._tell_ignored()
         sys.setswitchinterval(SWITCH_INTERVAL)
         _raise_descriptor_limit()
         try:
@@ -231,6 +232,12 @@ class NodeService(Service):
             grpc=self._settings.grpc_port or "no port of its own",
         )
         self._systemd.ready()
+
+    def _tell_ignored(self) -> None:
+        if names := self._settings.ignored:
+            self.log.info(
+                "settings of other nodes are ignored: {names}; see docs/migrate.md", names=deployed.told(names)
+            )
 
     def _reload(self) -> None:
         """All files that are read anew while the node runs."""

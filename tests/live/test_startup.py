@@ -284,6 +284,25 @@ def test_order_of_settings(place: Place) -> None:
         assert _listening(node.pid) == {first, second}
 
 
+def test_settings_of_another_node(place: Place) -> None:
+    """What another deployed node was configured with is taken where it means something, and else named once."""
+    port = free_port()
+    lines = [
+        f"SERVICE_PORT= {port}",
+        'SERVICE_PROTOCOL= "grpc"',
+        f"API_KEY= {KEY}",
+        "GENERATED_CONFIG_PATH = /var/lib/pg-node/generated",
+        f"SECRET_KEY={KEY}",
+    ]
+    (place.directory / ".env").write_text("\n".join(lines))
+    with place.node(API_KEY="", REST_PORT="", GRPC_PORT="", SERVICE_HOST="127.0.0.1") as node:
+        assert _listening(node.pid) == {port}
+        (told,) = [line for line in node.lines if "other nodes" in line]
+        assert "GENERATED_CONFIG_PATH, SERVICE_HOST (here NODE_HOST), SECRET_KEY (here API_KEY)" in told
+        assert "docs/migrate.md" in told
+        assert KEY not in node.output
+
+
 @from_nothing
 def test_defaults_in_the_state(place: Place) -> None:
     """Key and certificate are found in STATE_DIR where nothing else is said."""

@@ -11,6 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from drivers.registry import DRIVER_SETTINGS
+from node import deployed
 from node.settings import BadSettings, Settings, key_fault, load
 from node.tap import SETTINGS, Options
 
@@ -74,6 +75,7 @@ def test_nothing_but_a_key_is_needed(home: Path) -> None:
             "XRAY_SPLICE": "off",
         },
         notify={},
+        ignored=(),
     )
 
 
@@ -170,6 +172,93 @@ def test_any_text_is_a_setting_or_a_fault(home: Path, name: str, text: str) -> N
         assert bad.faults
     else:
         assert 1 <= (settings.rest_port or 1) <= 65535
+
+
+# Settings of other deployed nodes
+
+# As their installers write it: spaces around the sign, quotes, remarks.
+BROUGHT = """\
+SERVICE_PORT= 62055
+NODE_HOST = "127.0.0.1"
+
+# use absolute path
+
+XRAY_EXECUTABLE_PATH = /usr/local/bin/xray   # of the host
+XRAY_ASSETS_PATH = '/usr/local/share/xray' # beside it
+SSL_CERT_FILE= var/certificate.pem
+SSL_KEY_FILE= var/key.pem
+API_KEY= b831381d-6324-4d53-ad4f-8cda48b30811
+
+### can be rest or grpc
+SERVICE_PROTOCOL= "rest"
+DEBUG = true
+GENERATED_CONFIG_PATH = /var/lib/pg-node/generated
+LOG_BUFFER_SIZE = 500
+STATS_UPDATE_INTERVAL_SECONDS = 10
+# STARTUP_LOG_TAIL_SIZE = 200
+"""
+
+
+def test_an_env_file_of_another_node(home: Path) -> None:
+    """The same names mean the same, as they are written there; what means nothing here is known by name."""
+    (home / ".env").write_text(BROUGHT)
+    settings = load({}, home, {}, drivers=DRIVER_SETTINGS)
+    assert (settings.rest_port, settings.grpc_port, settings.host) == (62055, None, "127.0.0.1")
+    assert (settings.api_key, settings.debug, settings.log_buffer_size) == (KEY, True, 500)
+    assert (settings.cert_file, settings.key_file) == (home / "var" / "certificate.pem", home / "var" / "key.pem")
+    assert settings.drivers["XRAY_EXECUTABLE_PATH"] == "/usr/local/bin/xray"
+    assert settings.drivers["XRAY_ASSETS_PATH"] == "/usr/local/share/xray"
+    assert settings.ignored == ("GENERATED_CONFIG_PATH", "STATS_UPDATE_INTERVAL_SECONDS")
+
+
+def test_what_is_ignored_comes_from_anywhere(home: Path) -> None:
+    """From `.env` and the environment, each name once; what is empty, or nobody's setting, is not set."""
+    (home / ".env").write_text("SECRET_KEY=x\nXRAY_API_PORT=62051\nINSECURE=\nOTHER=1\n")
+    assert loaded(home, {"SECRET_KEY": "y", "HYSTERIA_ENABLED": "False"}).ignored == (
+        *("XRAY_API_PORT", "HYSTERIA_ENABLED", "SECRET_KEY"),
+    )
+
+
+def test_what_is_ignored_is_told_with_what_does_the_like() -> None:
+    """A name that has a like here is told with it, and each of those is a setting; no name is one itself."""
+    assert (
+        deployed.told(["GENERATED_CONFIG_PATH", "SERVICE_HOST"])
+        == "GENERATED_CONFIG_PATH, SERVICE_HOST (here NODE_HOST)"
+    )
+    names = {setting.name for setting in SETTINGS}
+    assert set(filter(None, deployed.NAMES.values())) <= names
+    assert not deployed.NAMES.keys() & names
+
+
+@pytest.mark.parametrize(
+    ("text", "on"),
+    [
+        *[(text, True) for text in ("1", "t", "T", "true", "True", "TRUE", "yes", "on", "y")],
+        *[(text, False) for text in ("0", "f", "F", "false", "False", "FALSE", "no", "off", "n")],
+    ],
+)
+def test_on_and_off_in_every_word_that_nodes_take(home: Path, text: str, on: bool) -> None:
+    """DEBUG is spelled as in the settings of any deployed node."""
+    assert loaded(home, {"DEBUG": text}).debug is on
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("127.0.0.1 # all", "127.0.0.1"),
+        ('"::1" # "x"', "::1"),
+        ("a#b", "a#b"),
+        ("a\t# b", "a"),
+        (" # nothing", ""),
+        ("'a # b'", "a # b"),
+        ("'a", "'a"),
+        ("''", ""),
+    ],
+)
+def test_remarks_behind_a_value(home: Path, text: str, value: str) -> None:
+    """A remark begins at a `#` behind a space, outside of quotes; else it is of the value."""
+    (home / ".env").write_text(f"NODE_HOST={text}\n")
+    assert loaded(home).host == value
 
 
 # Ports and settings

@@ -1,0 +1,116 @@
+"""docs/migrate.md: what its commands do to a machine, on one whose directories are elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from node import deployed
+from scripts.staging import certs
+from scripts.staging.controller import RpcController
+from scripts.staging.node import NodeProcess
+from scripts.staging.ports import free_port
+from tests.live.test_startup import Address
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "migrate.md").read_text()
+BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+# What the commands say to the programs of the machine is written down, and nothing is done.
+TOLD = ("pg-node", "systemctl", "docker")
+KEY = str(uuid.uuid4())
+
+
+class Machine:
+    """A directory in the place of `/`, with a PasarGuard node as its installer leaves it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.root = directory
+        self.port = free_port()
+        self.told = directory / "told"
+        for name in ("opt/pg-node", "var/lib/pg-node/certs", "etc/systemd/system", "bin"):
+            (directory / name).mkdir(parents=True)
+        for name in TOLD:
+            (directory / "bin" / name).write_text(f'#!/bin/sh\necho {name} "$@" >>{self.told}\n')
+            (directory / "bin" / name).chmod(0o755)
+        pair = certs.make(directory, ["localhost"])
+        pair.certificate.rename(directory / "var/lib/pg-node/certs/ssl_cert.pem")
+        pair.key.rename(directory / "var/lib/pg-node/certs/ssl_key.pem")
+        (directory / "opt/pg-node/.env").write_text(
+            f'SERVICE_PORT= {self.port}\nNODE_HOST = "127.0.0.1"\n\n# XRAY_ASSETS_PATH = /usr/local/share/xray\n'
+            "XRAY_EXECUTABLE_PATH = /var/lib/pg-node/xray-core/xray\n"
+            "SSL_CERT_FILE= /var/lib/pg-node/certs/ssl_cert.pem\n"
+            f'SSL_KEY_FILE= /var/lib/pg-node/certs/ssl_key.pem\nAPI_KEY= {KEY}\nSERVICE_PROTOCOL= "grpc"\n'
+            "# DEBUG = false\nGENERATED_CONFIG_PATH = /var/lib/pg-node/generated\n"
+        )
+
+    def run(self, line: str) -> None:
+        """A line of the page, with the directories of this machine."""
+        here = re.sub(r"(?<=[ >])/(?=opt/|etc/|var/)", f"{self.root}/", line)
+        path = f"{self.root / 'bin'}:{os.environ['PATH']}"
+        subprocess.run(["sh", "-euc", here], cwd=ROOT, env={"PATH": path}, check=True, timeout=20)
+
+    def settings(self) -> Mapping[str, str]:
+        """The file of settings as systemd reads it: systemd.exec(5), EnvironmentFile."""
+        lines = (self.root / "etc/txnode/node.env").read_text().splitlines()
+        pairs = (line.split("=", 1) for line in lines if line and not line.startswith("#"))
+        return {name: value.strip().strip('"') for name, value in pairs}
+
+
+def test_every_way_takes_five_commands_and_one_back() -> None:
+    """From a PasarGuard node and from the others, and back from each; the first two are those of the install page."""
+    there, back, others_there, others_back = BLOCKS
+    install = (ROOT / "docs" / "install.md").read_text()
+    for block in (there, others_there):
+        assert len(block.splitlines()) == 5
+        for command in re.split(r" && |\n", "\n".join(block.splitlines()[:2])):
+            assert command.split(" >")[0] in install
+    for block in (back, others_back):
+        assert block.splitlines()[0] == "systemctl disable --now node"
+        assert len(block.splitlines()) == 2
+
+
+def test_every_name_that_is_ignored_is_in_the_page() -> None:
+    """Whoever reads the line in the log finds each of its names."""
+    for name in deployed.NAMES:
+        assert f"| `{name}` |" in PAGE
+
+
+@pytest.mark.core
+def test_from_a_pasarguard_node(tmp_path: Path) -> None:
+    """Its port, key, protocol and certificate are served by this node, which the panel knows by them; then the unit."""
+    machine = Machine(tmp_path)
+    _, _, settings, pair, service = BLOCKS[0].splitlines()
+    for line in (settings, pair, service):
+        machine.run(line)
+    state = tmp_path / "var/lib/txnode"
+    files = (tmp_path / "etc/txnode/node.env", state / "certificate.pem", state / "key.pem")
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    assert (tmp_path / "etc/systemd/system/node.service").read_text() == (ROOT / "deploy/node.service").read_text()
+    assert machine.told.read_text().splitlines() == [
+        *("pg-node down", "systemctl daemon-reload", "systemctl enable --now node"),
+    ]
+    given = {**machine.settings(), "STATE_DIR": str(state)}
+    assert not {name for name in given if name.startswith(("SSL_", "XRAY_"))}
+    absent = dict.fromkeys(("REST_PORT", "GRPC_PORT", "SSL_CERT_FILE", "SSL_KEY_FILE"), "")
+    (tmp_path / "node").mkdir()
+    with NodeProcess(tmp_path / "node", **absent, **given) as node:
+        pem = (tmp_path / "var/lib/pg-node/certs/ssl_cert.pem").read_text()
+        controller = RpcController(Address("localhost", machine.port, machine.port, pem, KEY), dialect="x-api-key")
+        assert controller.info().version
+        controller.close()
+        assert any("GENERATED_CONFIG_PATH" in line for line in node.lines)
+
+
+def test_the_settings_of_the_others(tmp_path: Path) -> None:
+    """The third line writes a new key, for root's eyes only."""
+    machine = Machine(tmp_path)
+    machine.run(BLOCKS[2].splitlines()[2])
+    assert uuid.UUID(machine.settings()["API_KEY"]).int
+    assert stat.S_IMODE((tmp_path / "etc/txnode/node.env").stat().st_mode) == 0o600
