@@ -8,6 +8,7 @@ import hashlib
 import re
 
 from node.contract.accounts import Unusable
+from protos.service_pb2 import User
 
 # Key bytes of the methods of Shadowsocks-2022 that have several users.
 KEY_BYTES = {"2022-blake3-aes-128-gcm": 16, "2022-blake3-aes-256-gcm": 32}
@@ -55,3 +56,14 @@ def shadowsocks_2022_key(password: str, size: int) -> bytes:
     except (binascii.Error, ValueError):
         key = b""
     return key if len(key) == size else hashlib.sha256(password.encode()).digest()[:size]
+
+
+def require_usable(user: User) -> None:
+    """Raises `Unusable` for a user without an account whose only credential is of a protocol that takes no users here.
+
+    Controllers send all credentials with every user, so beside others it is nothing.
+    """
+    has = user.proxies
+    others = (has.vmess.id, has.vless.id, has.trojan.password, has.shadowsocks.password)
+    if getattr(has.masque, "pass") and not any((*others, has.hysteria.auth, has.wireguard.public_key)):
+        raise Unusable("the user has no credential but that for masque, for which this node has no inbounds with users")

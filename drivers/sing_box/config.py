@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from drivers.credentials import require_usable
 from drivers.json_text import parse
 from drivers.process.known import NOTHING_MORE, Allowed
 from drivers.sing_box import known, listening, shape
@@ -144,7 +145,10 @@ class Plan:
 
     def account(self, tag: str, user: User) -> Account | None:
         inbound = self.inbounds[tag]
-        return BUILDERS[inbound.type](inbound, user)
+        account = BUILDERS[inbound.type](inbound, user)
+        if account is None:
+            require_usable(user)
+        return account
 
 
 def plan(

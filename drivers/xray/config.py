@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from drivers.credentials import KEY_BYTES
+from drivers.credentials import KEY_BYTES, require_usable
 from drivers.process.known import NOTHING_MORE, Allowed
 from drivers.xray import exclusive, known, selectors, streams, taken, unix
 from drivers.xray.access import Shown
@@ -101,7 +101,10 @@ class Plan:
 
     def account(self, tag: str, user: service_pb2.User) -> Account | None:
         inbound = self.inbounds[tag]
-        return BUILDERS[inbound.protocol](inbound, user)
+        account = BUILDERS[inbound.protocol](inbound, user)
+        if account is None:
+            require_usable(user)
+        return account
 
     def handler(self, tag: str, accounts: Accounts) -> InboundHandlerConfig:
         """A managed inbound with these users."""

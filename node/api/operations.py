@@ -109,7 +109,8 @@ class Backend:
         require_few(len(request.users))
         driver = self._drivers.get(request.type)
         if driver is None:
-            raise Unsupported(f"this node has no core of type {type_name(request.type)}")
+            kinds = ", ".join(map(type_name, self._drivers))
+            raise Unsupported(f"this node has no core of type {type_name(request.type)}; its cores are {kinds}")
         # What runs must not expire while its successor comes up.
         self._keep_alive.stop()
         self._starts += 1
@@ -265,8 +266,8 @@ async def _count_online(key: str, run: Generation) -> int:
 
 
 def type_name(number: int) -> str:
-    """A backend type as in the interface, or its number."""
+    """A backend type as in the interface with its number, or that alone."""
     try:
-        return BackendType.Name(number)
+        return f"{BackendType.Name(number)} ({number})"
     except ValueError:
         return str(number)

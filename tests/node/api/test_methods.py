@@ -6,6 +6,7 @@ import inspect
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor_pb2 import DescriptorProto
 
 from node.api.framing import delimited, single
 from node.api.methods import MAX_BODY, METHODS, SERVICE, Kind, Method
@@ -64,6 +65,23 @@ MESSAGES = {
 ENUMS = {
     "BackendType": {"XRAY": 0, "WIREGUARD": 1, "SING_BOX": 3},
     "StatType": {"Outbounds": 0, "Outbound": 1, "Inbounds": 2, "Inbound": 3, "UsersStat": 4, "UserStat": 5},
+}
+# What a coming contract uses.
+RESERVED = {"BaseInfoResponse": 5, "Backend": 6, "User": 4, "Users": 2, "UsersChunk": 4}
+# The last number below 16 that controllers have given a meaning.
+LAST = {
+    name: int(number)
+    for name, _, number in (
+        word.partition("=")
+        for word in (
+            "Empty=0 BaseInfoResponse=4 Backend=5 Log=1 Stat=4 StatResponse=1 StatRequest=3 OnlineStatResponse=2 "
+            "StatsOnlineIpListResponse=2 BackendStatsResponse=10 SystemStatsResponse=7 Latency=7 LatencyRequest=1 "
+            "LatencyResponse=1 Vmess=1 Vless=2 Trojan=1 Shadowsocks=2 Wireguard=2 Hysteria=1 Masque=1 Proxy=7 User=3 "
+            "Users=1 UsersChunk=3 RoutingRule=2 RoutingRulesResponse=1 BalancerInfoRequest=1 BalancerInfoResponse=2 "
+            "TestRouteRequest=10 RouteResult=5 AddRoutingRuleRequest=2 RemoveRoutingRuleRequest=1 "
+            "OverrideBalancerTargetRequest=2"
+        ).split()
+    )
 }
 # Request and reply, REST's verbs and path; "stream" where messages come one by one.
 OPERATIONS = {
@@ -133,6 +151,33 @@ def test_enumerations_have_the_numbers_in_the_field(name: str) -> None:
     """So are the values of enumerations."""
     values = service_pb2.DESCRIPTOR.enum_types_by_name[name].values
     assert {value.name: value.number for value in values} == ENUMS[name]
+
+
+@pytest.mark.parametrize("name", LAST)
+def test_fields_of_our_own_are_out_of_the_way(name: str) -> None:
+    """Controllers go on counting where they are; what this node adds to their messages has numbers from 16 on."""
+    fields = service_pb2.DESCRIPTOR.message_types_by_name[name].fields
+    assert all(field.number <= LAST[name] or field.number >= 16 for field in fields)
+
+
+def test_numbers_of_a_coming_contract_are_reserved() -> None:
+    """Nobody gives them a meaning here by mistake."""
+    for name, message in service_pb2.DESCRIPTOR.message_types_by_name.items():
+        described = DescriptorProto()
+        message.CopyToProto(described)
+        reserved = [number for each in described.reserved_range for number in range(each.start, each.end)]
+        assert reserved == [number for other, number in RESERVED.items() if other == name]
+
+
+@pytest.mark.parametrize("name", RESERVED)
+def test_a_coming_contract_is_passed_over(name: str) -> None:
+    """Its fields are no fault, of whatever type they are, and change nothing of the others."""
+    message = getattr(service_pb2, name)
+    for field in (bytes([RESERVED[name] << 3, 1]), bytes([RESERVED[name] << 3 | 2, 3]) + b"new"):
+        read = message.FromString(field)
+        assert not read.ListFields()
+        read.DiscardUnknownFields()
+        assert read == message()
 
 
 def test_the_service_has_its_name() -> None:
