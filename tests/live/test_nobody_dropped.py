@@ -70,9 +70,12 @@ def panel(node: NodeProcess, request: pytest.FixtureRequest) -> Iterator[RestCon
 
 
 class Fickle(NodeProcess):
-    """A node whose core runs well, or `fails` or `hangs` when it is run; it reads configurations at any time."""
+    """A node whose core runs well, or `fails`, `hangs` or `waits` when it is run; it reads configurations at any time.
 
-    def __init__(self, directory: Path, ground: Ground) -> None:
+    One that waits goes on when it `works`.
+    """
+
+    def __init__(self, directory: Path, ground: Ground, **environment: str) -> None:
         script = directory / ground.name
         self._mode = directory / "mode"
         script.write_text(
@@ -81,13 +84,16 @@ class Fickle(NodeProcess):
             f'exec {ground.executable()} "$@"\n'
         )
         script.chmod(0o755)
-        super().__init__(directory, **{ground.variable: str(script)})
+        super().__init__(directory, **{ground.variable: str(script), **environment})
 
     def hangs(self) -> None:
         self._mode.write_text("echo waiting for nothing; exec sleep 60\n")
 
     def fails(self) -> None:
         self._mode.write_text("echo it is not my day; exit 1\n")
+
+    def waits(self) -> None:
+        self._mode.write_text(f"while [ -e {self._mode} ]; do sleep 0.05; done\n")
 
     def works(self) -> None:
         self._mode.unlink()
