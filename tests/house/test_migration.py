@@ -46,7 +46,8 @@ class Machine:
             f'SERVICE_PORT= {self.port}\nNODE_HOST = "127.0.0.1"\n\n# XRAY_ASSETS_PATH = /usr/local/share/xray\n'
             "XRAY_EXECUTABLE_PATH = /var/lib/pg-node/xray-core/xray\n"
             "SSL_CERT_FILE= /var/lib/pg-node/certs/ssl_cert.pem\n"
-            f'SSL_KEY_FILE= /var/lib/pg-node/certs/ssl_key.pem\nAPI_KEY= {KEY}\nSERVICE_PROTOCOL= "grpc"\n'
+            "SSL_KEY_FILE= /var/lib/pg-node/certs/ssl_key.pem\n"
+            f'API_KEY= {KEY}  # of the panel\nSERVICE_PROTOCOL= "grpc"\n'
             "# DEBUG = false\nGENERATED_CONFIG_PATH = /var/lib/pg-node/generated\n"
         )
 
