@@ -19,6 +19,7 @@ from protos import xray_pb2
 
 HANDLER = "/xray.app.proxyman.command.HandlerService/"
 STATS = "/xray.app.stats.command.StatsService/"
+OBSERVATORY = "/xray.core.app.observatory.command.ObservatoryService/"
 # More in flight gain nothing, measured.
 IN_FLIGHT = 64
 # Counters of a reply are gone through in parts of this many, between which other calls go on.
@@ -98,6 +99,13 @@ class Api:
                 return 0
             raise
         return int(reply.stat.value)
+
+    async def outbounds(self) -> list[xray_pb2.OutboundStatus]:
+        """What the observatory has measured so far. Raises `ApiFailed`."""
+        path = OBSERVATORY + "GetOutboundStatus"
+        reply: xray_pb2.GetOutboundStatusResponse
+        reply = await self._call(path, xray_pb2.Nothing(), xray_pb2.GetOutboundStatusResponse)
+        return list(reply.status.status)
 
     async def count_users(self, tag: str) -> int:
         request = xray_pb2.GetInboundUserRequest(tag=tag)

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from drivers.credentials import KEY_BYTES
 from drivers.process.known import NOTHING_MORE, Allowed
-from drivers.xray import exclusive, known, selectors, streams, taken, unix
+from drivers.xray import exclusive, known, latency, selectors, streams, taken, unix
 from drivers.xray.access import Shown
 from drivers.xray.accounts import BUILDERS, Inbound
 from drivers.xray.doors import Door, doors, entrances, is_over_udp, is_transparent, listens
@@ -50,6 +50,7 @@ API_SERVICES = (
     "xray.app.proxyman.command.Config",
     "xray.app.stats.command.Config",
 )
+OBSERVATORY_SERVICE = "xray.core.app.observatory.command.Config"
 Version = tuple[int, ...]
 HYSTERIA_MISCOUNTED: Version = (26, 3, 27)
 _UNIX = 4
@@ -93,6 +94,11 @@ class Plan:
     def sessions(self) -> frozenset[int]:
         """The ports where clients have sessions by UDP."""
         return frozenset(listens(filter(is_over_udp, self.base.inbound)))
+
+    @property
+    def measures(self) -> bool:
+        """Whether the core measures outbounds."""
+        return latency.measures(self.base)
 
     @property
     def exclusive(self) -> Sequence[str]:
@@ -265,7 +271,8 @@ def _name_outbounds(base: Config) -> None:
 
 def _add_api(config: Config, api: Endpoint) -> None:
     commander = xray_pb2.CommanderConfig(tag=api.outbound)
-    commander.service.extend(TypedMessage(type=service) for service in API_SERVICES)
+    services = [*API_SERVICES, *([OBSERVATORY_SERVICE] if latency.measures(config) else [])]
+    commander.service.extend(TypedMessage(type=service) for service in services)
     if api.direct:
         commander.listen = f"{api.socket},0600"
     else:

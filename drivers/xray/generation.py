@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from twisted.internet.defer import DeferredLock
 
-from drivers.channel import COUNTERS, FIGURES, ONLINE, USERS, ApiFailed, asking
+from drivers.channel import COUNTERS, FIGURES, LATENCY, ONLINE, USERS, ApiFailed, asking
 from drivers.process.child import CoreProcess
 from drivers.process.executable import CHANGED, Files
 from drivers.process.shared import SharedRun
@@ -15,19 +15,21 @@ from drivers.xray.accounts import email_of
 from drivers.xray.api import Api
 from drivers.xray.config import Endpoint, Plan
 from drivers.xray.connections import Connections
+from drivers.xray.latency import NOT_MEASURED, latencies
 from drivers.xray.selectors import OURS
 from drivers.xray.users import Users
 from node.contract.accounts import Accounts, Change
 from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
 from node.contract.driver import Applied, Host
-from protos.service_pb2 import BackendStatsResponse
+from node.errors import Unsupported
+from protos.service_pb2 import BackendStatsResponse, Latency
 from protos.xray_pb2 import OutboundHandlerConfig
 
 _NOT_TOLD = "this core does not tell where users are connected from: Xray does from 25.3.6 on"
 
 
 class XrayGeneration(SharedRun[Api]):
-    """Satisfies `node.contract.driver.Generation` and `Shares`."""
+    """Satisfies `node.contract.driver.Generation`, `Shares`, `CountsOnline` and `MeasuresLatency`."""
 
     def __init__(
         self,
@@ -88,6 +90,12 @@ class XrayGeneration(SharedRun[Api]):
         with asking(FIGURES):
             figures = await self._host.aio.run(self._api.sys_stats())
         return BackendStatsResponse.FromString(figures.SerializeToString())
+
+    async def latency(self) -> Sequence[Latency]:
+        if not self.plan.measures:
+            raise Unsupported(NOT_MEASURED)
+        with asking(LATENCY):
+            return latencies(await self._host.aio.run(self._api.outbounds()))
 
     async def audit(self) -> int:
         with asking(USERS):

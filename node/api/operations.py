@@ -17,7 +17,7 @@ from node.backend.generations import Generations
 from node.backend.keepalive import KeepAlive
 from node.backend.runner import Runner
 from node.contract.accounts import key_of
-from node.contract.driver import CountsOnline, Driver
+from node.contract.driver import CountsOnline, Driver, MeasuresLatency
 from node.errors import Aborted, CoreFailed, UnknownName, Unsupported, shown
 from node.logs import Logger, LogRing
 from node.machine.system import SystemStats
@@ -151,6 +151,17 @@ class Backend:
 
     async def online_ips(self, request: StatRequest, _: Call) -> service_pb2.StatsOnlineIpListResponse:
         return service_pb2.StatsOnlineIpListResponse(name=request.name, ips=await self._addresses(request.name))
+
+    async def latency(self, request: service_pb2.LatencyRequest, _: Call) -> service_pb2.LatencyResponse:
+        run = self._runner.current()
+        if not isinstance(run, MeasuresLatency):
+            raise Unsupported("this core does not measure outbounds")
+        found = sorted(await run.latency(), key=lambda latency: latency.name)
+        if request.name:
+            found = [latency for latency in found if latency.name == request.name]
+            if not found:
+                raise UnknownName(f"nothing was measured of an outbound {shown(request.name)}")
+        return service_pb2.LatencyResponse(latencies=found)
 
     # Users
 

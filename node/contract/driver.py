@@ -3,7 +3,7 @@
 A new core brings a package with a class that satisfies `Driver`, plans that satisfy `Plan`, generations that satisfy
 `Generation`, and an entry in `drivers.registry`. A driver launches what it is told to, when it is told to: when a run
 ends and another one begins is the node's affair (`node.backend.replace`). What only some cores can do is a protocol of
-its own (`CountsOnline`).
+its own (`CountsOnline`, `MeasuresLatency`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from node.contract.accounts import Account, Accounts, Change, Refusal
 from node.contract.counters import Reading, Scope
 from node.logs import Log
 from node.reactor import Reactor
-from protos.service_pb2 import BackendStatsResponse, User
+from protos.service_pb2 import BackendStatsResponse, Latency, User
 
 # How the line begins that says why; a stack trace may follow it.
 _TELLING = ("panic:", "fatal error:", "Failed to start:", "FATAL")
@@ -143,6 +143,17 @@ class CountsOnline(Protocol):
 
     async def online_count(self, key: str) -> int:
         """How many addresses a user is connected from. Raises as `Generation.online`."""
+
+
+@runtime_checkable
+class MeasuresLatency(Protocol):
+    """A generation that can tell how far away outbounds are."""
+
+    async def latency(self) -> Sequence[Latency]:
+        """What was measured last, in any order; an outbound that was not tried yet may be missing.
+
+        Raises `errors.Unsupported`, with what to add, where the configuration measures none, and `errors.CoreFailed`.
+        """
 
 
 @runtime_checkable

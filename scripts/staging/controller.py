@@ -18,7 +18,7 @@ from node.api.auth import Dialect
 from node.client import DEADLINE, Client, LogStream, NoReply, Target, connect
 from node.errors import NodeError
 from protos import service_pb2
-from protos.service_pb2 import BackendStatsResponse, BaseInfoResponse, Empty, StatResponse
+from protos.service_pb2 import BackendStatsResponse, BaseInfoResponse, Empty, LatencyResponse, StatResponse
 from scripts.staging import background
 from scripts.staging.node import TRAFFIC_INTERVAL
 from scripts.staging.rpc import Rpc
@@ -55,6 +55,7 @@ class Controller(Protocol):
     def online_ips(self, name: str) -> service_pb2.StatsOnlineIpListResponse: ...
     def system_stats(self) -> service_pb2.SystemStatsResponse: ...
     def backend_stats(self) -> BackendStatsResponse: ...
+    def latency(self, name: str = "") -> LatencyResponse: ...
     def sync_user(self, *users: service_pb2.User) -> None: ...
     def sync_users(self, users: Iterable[service_pb2.User]) -> None: ...
     def sync_chunked(self, chunks: Iterable[service_pb2.UsersChunk]) -> None: ...
@@ -99,6 +100,9 @@ class _Common:
 
     def backend_stats(self) -> BackendStatsResponse:
         return self._run(lambda client: client.backend_stats())
+
+    def latency(self, name: str = "") -> LatencyResponse:
+        return self._run(lambda client: client.latency(name))
 
     def sync_user(self, *users: service_pb2.User) -> None:
         self._run(lambda client: client.sync_user(*users))

@@ -114,7 +114,7 @@ class ScopeTests(ScopeCase):
         changing = {"Start", "Stop", "SyncUser", "SyncUsers", "SyncUsersChunked"}
         self.assertEqual({method.name for method in SERVED} - lesser, changing)
         metrics = {method.name for method in SERVED if method.scope is Scope.METRICS}
-        self.assertEqual(metrics, {"GetSystemStats", "GetBackendStats"})
+        self.assertEqual(metrics, {"GetSystemStats", "GetBackendStats", "GetOutboundsLatency"})
 
     async def test_a_reset_takes_all(self) -> None:
         """Counters that a lesser key took would be lost to whoever waits for them."""
