@@ -7,13 +7,14 @@ for the very inbound they go to.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
 
 from drivers.channel import ApiFailed, Channel
+from drivers.xray.router import Router
 from drivers.xray.wire import field
 from protos import xray_pb2
 
@@ -48,6 +49,10 @@ class Api:
 
     def __init__(self, socket: str) -> None:
         self._channel = Channel(f"unix:{socket}")
+
+    def router(self, rules: Iterable[xray_pb2.RoutingRule]) -> Router:
+        """Its routing, where it was started with these rules."""
+        return Router(self._channel, rules)
 
     async def close(self) -> None:
         await self._channel.close()

@@ -17,7 +17,7 @@ from node.backend.renewal import Renewal
 from node.backend.replace import Replacement
 from node.backend.settling import Settling
 from node.backend.state import State, Status
-from node.contract.driver import Exit, Generation, NotShared, Shares
+from node.contract.driver import Exit, Generation, NotShared, Routes, Shares
 from node.errors import CoreFailed, InvalidConfig, NodeError
 from node.logs import Logger, LogRing
 
@@ -67,7 +67,7 @@ class Supervisor:
         """Have what is accepted run, in the place of what ran. Raises what `Replacement.bring` raises."""
         assert self._desired.accepted is not None
         await self.settling.idle()
-        run = await self._replacement.bring(self._desired.accepted.plan, lambda: self._desired.target, deadline)
+        run = await self._replacement.bring(self._desired.accepted.runs, lambda: self._desired.target, deadline)
         self._status.enter(State.RUNNING)
         self._adopt(run)
 
@@ -128,6 +128,16 @@ class Supervisor:
         self._backoff.served()
         self._watch.begin(run)
         run.when_exited().addCallback(self._exited, run)
+        in_background(self._catch_up(run), "the routing of the core is not as it is to be")
+
+    async def _catch_up(self, run: Generation) -> None:
+        """Its routing may have changed while it came up, or drained."""
+        accepted = self._desired.accepted
+        if isinstance(run, Routes) and accepted is not None:
+            try:
+                await run.reroute(accepted.runs)
+            except NodeError as error:
+                self.log.error("the routing of the core is not as it is to be: {reason}", reason=error.text)
 
     def _exited(self, ended: Exit, run: Generation) -> None:
         """A process is gone. If nobody asked it to go it comes again, or the one before it serves again."""
@@ -169,6 +179,8 @@ class Supervisor:
         """Lead new connections to the run before; the backend is again what it was then. Returns whether that did."""
         if taken.before not in self._generations.draining:
             return False
+        if not other:
+            await self._catch_up(taken.before)
         try:
             await taken.before.lead()
         except NotShared as error:

@@ -27,7 +27,7 @@ class Page(BaseHTTPRequestHandler):
         self.send_response(204)
         self.end_headers()
 
-    do_HEAD = do_GET
+    do_HEAD = do_GET  # noqa: N815
 
     def log_message(self, *_: object) -> None:
         """Nothing: it is asked every second."""
