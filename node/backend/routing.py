@@ -41,11 +41,13 @@ class Router:
         await self._change(adding)
 
     async def remove(self, tag: str) -> None:
-        """Remove the rule of this tag. Raises `UnknownName` if there is none."""
+        """Remove the rule of this tag; one that is not there is fine. Raises `InvalidRequest` for none."""
+        if not tag:
+            raise InvalidRequest("a rule is removed by its tag")
 
         def removing(accepted: Accepted) -> Routing:
-            _require(tag in _reroutable(accepted).rule_tags, "rule", tag)
-            return accepted.routing.without(tag)
+            there = tag in _reroutable(accepted).rule_tags
+            return accepted.routing.without(tag) if there else accepted.routing
 
         await self._change(removing)
 
@@ -53,7 +55,8 @@ class Router:
         """Have a balancer lead there; with an empty target it chooses again. Raises `UnknownName`."""
 
         def leading(accepted: Accepted) -> Routing:
-            _require(balancer in _reroutable(accepted).balancers, "balancer", balancer)
+            if balancer not in _reroutable(accepted).balancers:
+                raise UnknownName(f"there is no balancer {shown(balancer)}")
             return accepted.routing.leading(balancer, target)
 
         await self._change(leading)
@@ -68,8 +71,11 @@ class Router:
         await self._desired.recorded()
 
     async def _perform(self, change: Callable[[Accepted], Routing]) -> None:
-        before = self._require()[0]
-        wanted = await before.with_routing(change(before))
+        before, _ = self._require()
+        routing = change(before)
+        if routing == before.routing:
+            return
+        wanted = await before.with_routing(routing)
         # What is on its way for users was begun without it.
         await self._settling.idle()
         accepted, run = self._require()
@@ -101,8 +107,3 @@ def _reroutable(accepted: Accepted) -> Reroutable:
     if not isinstance(accepted.runs, Reroutable):
         raise Unsupported(FIXED)
     return accepted.runs
-
-
-def _require(there: bool, what: str, tag: str) -> None:
-    if not there:
-        raise UnknownName(f"there is no {what} {shown(tag)}")
