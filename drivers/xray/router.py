@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,22 +27,25 @@ class Router:
     def __init__(self, channel: Channel, rules: Iterable[RoutingRule]) -> None:
         self._channel = channel
         self._tags = [rule.rule_tag for rule in rules]
-        self._targets: dict[str, str] = {}
+        # Of those that the core did not answer about: it may have them or not.
+        self._doubtful: list[str] = []
+        # None where it did not answer.
+        self._targets: dict[str, str | None] = {}
+        self._lock = asyncio.Lock()
 
     async def become(self, rules: Sequence[RoutingRule], targets: Mapping[str, str]) -> None:
         """Have these rules, and balancers with these targets. Raises `ApiFailed`; what was done until then stays."""
-        todo = steps(self._tags, rules)
-        for rule in todo.appended:
-            await self._append(rule)
-        for tag in todo.removed:
-            await self._call("RemoveRule", xray_pb2.RemoveRuleRequest(rule_tag=tag), Nothing)
-            self._tags.remove(tag)
-        for balancer in {**self._targets, **targets}:
-            target = targets.get(balancer, "")
-            if target != self._targets.get(balancer, ""):
-                request = xray_pb2.OverrideBalancerTargetRequest(balancer_tag=balancer, target=target)
-                await self._call("OverrideBalancerTarget", request, Nothing)
-                self._targets[balancer] = target
+        async with self._lock:
+            for tag in tuple(self._doubtful):
+                await self._remove(tag)
+                self._doubtful.remove(tag)
+            todo = steps(self._tags, rules)
+            for rule in todo.appended:
+                await self._append(rule)
+            for tag in todo.removed:
+                await self._remove(tag)
+                self._tags.remove(tag)
+            await self._lead(targets)
 
     async def rules(self) -> list[xray_pb2.ListedRule]:
         """All but the node's own. Raises `ApiFailed`."""
@@ -68,21 +72,28 @@ class Router:
     async def _append(self, rule: RoutingRule) -> None:
         value = xray_pb2.RouterConfig(rule=[rule]).SerializeToString()
         request = xray_pb2.AddRuleRequest(config=TypedMessage(type=ROUTER, value=value), should_append=True)
+        self._doubtful.append(rule.rule_tag)
         try:
             await self._call("AddRule", request, Nothing)
         except ApiFailed as error:
-            # A tag is one rule's for ever: the core has it since a call whose answer did not come.
-            if "duplicate ruleTag" not in str(error):
-                if error.silent:
-                    await self._forget(rule.rule_tag)
-                raise
+            if not error.silent:
+                self._doubtful.remove(rule.rule_tag)
+            raise
+        self._doubtful.remove(rule.rule_tag)
         self._tags.append(rule.rule_tag)
 
-    async def _forget(self, tag: str) -> None:
-        """It may be there or not: have it go."""
-        self._tags.append(tag)
+    async def _remove(self, tag: str) -> None:
+        """One that is not there is fine."""
         await self._call("RemoveRule", xray_pb2.RemoveRuleRequest(rule_tag=tag), Nothing)
-        self._tags.remove(tag)
+
+    async def _lead(self, targets: Mapping[str, str]) -> None:
+        for balancer in {**self._targets, **targets}:
+            target = targets.get(balancer, "")
+            if target != self._targets.get(balancer, ""):
+                request = xray_pb2.OverrideBalancerTargetRequest(balancer_tag=balancer, target=target)
+                self._targets[balancer] = None
+                await self._call("OverrideBalancerTarget", request, Nothing)
+                self._targets[balancer] = target
 
     async def _call(self, name: str, request: Message, reply: type[Any]) -> Any:
         return await self._channel.call(_SERVICE + name, request, reply, _DEADLINE)

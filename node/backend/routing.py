@@ -12,14 +12,19 @@ from node.backend.settling import Settling
 from node.backend.state import Status
 from node.contract.driver import Reroutable, Routes
 from node.contract.routing import Routing
-from node.errors import InvalidRequest, NotStarted, UnknownName, Unsupported, shown
+from node.errors import InvalidConfig, InvalidRequest, NotStarted, UnknownName, Unsupported, shown
 
 # Rules that may be added: each is read by the core again when another one comes.
 MOST = 1000
+# Seconds that a core may take to answer at all.
+ANSWER = 2.0
 
 
 class Router:
-    """Adds and removes rules, and leads balancers. One change at a time, in order with Starts and Stops."""
+    """Adds and removes rules, and leads balancers. One change at a time, in order with Starts and Stops.
+
+    What a core did not answer about is in force when it does: nothing is given up while it lives.
+    """
 
     def __init__(
         self, status: Status, control: Control, desired: Desired, generations: Generations, settling: Settling
@@ -85,12 +90,15 @@ class Router:
         self._desired.reroute(wanted)
         try:
             await run.reroute(wanted.runs)
-        except BaseException:
-            if self._desired.accepted is wanted:
+        except Exception as error:
+            # A core that ended may have done so because of it.
+            refused = isinstance(error, InvalidConfig) or not await run.answers(ANSWER)
+            if refused and self._desired.accepted is wanted:
                 self._desired.reroute(before)
             raise
-        if self._desired.accepted is wanted:
-            self._desired.keep_routing()
+        finally:
+            if self._desired.accepted is wanted:
+                self._desired.keep_routing()
 
     def _require(self) -> tuple[Accepted, Routes]:
         """What runs, and the run of it. Raises as `Status.require`, and `Unsupported`."""

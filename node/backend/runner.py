@@ -191,6 +191,7 @@ class Runner:
         self.desired.confirm(request, roster)
         settled()
         self._tell(await self._settling.settle_start() + refused)
+        await self._supervisor.catch_up(run)
 
     async def _prepare(self, driver: Driver, request: Backend, fingerprint: Fingerprint, routing: Routing) -> Accepted:
         """Everything that can refuse a Start, before anything is destroyed."""

@@ -52,7 +52,7 @@ class Supervisor:
         self._backoff = Backoff(reactor)
         self._renewal = Renewal(status, desired, generations, replacement, self._again)
         self.settling = Settling(status, desired, generations, self._keeper)
-        self._watch = Watch(reactor, self._hung, self.settling.repair)
+        self._watch = Watch(reactor, self._hung, self._repair)
         self._probation = Probation(reactor, generations, self._hung)
         # Why the run that took over last did not hold, if it did not.
         self._returned = ""
@@ -84,6 +84,15 @@ class Supervisor:
         await self.settling.settle_start()
         return None
 
+    async def catch_up(self, run: Generation) -> None:
+        """Bring the current run the routing that is wanted: it may have changed while that came up, or was silent."""
+        accepted = self._desired.accepted
+        if isinstance(run, Routes) and accepted is not None:
+            try:
+                await run.reroute(accepted.runs)
+            except NodeError as error:
+                self.log.error("the routing of the core is not as it is to be: {reason}", reason=error.text)
+
     async def end_all(self) -> None:
         """End every run; nothing comes again by itself."""
         await self.settling.idle()
@@ -107,6 +116,11 @@ class Supervisor:
         """No try is to come."""
         self._backoff.cancel()
 
+    async def _repair(self, run: Generation) -> None:
+        await self.settling.repair(run)
+        if run is self._generations.current and self._status.running:
+            await self.catch_up(run)
+
     def _keeper(self, run: Generation) -> Keeper:
         around = self._status, self._desired, self._generations, self._renewal
         # One that another run has just taken the place of may be of what was accepted before.
@@ -128,16 +142,7 @@ class Supervisor:
         self._backoff.served()
         self._watch.begin(run)
         run.when_exited().addCallback(self._exited, run)
-        in_background(self._catch_up(run), "the routing of the core is not as it is to be")
-
-    async def _catch_up(self, run: Generation) -> None:
-        """Its routing may have changed while it came up, or drained."""
-        accepted = self._desired.accepted
-        if isinstance(run, Routes) and accepted is not None:
-            try:
-                await run.reroute(accepted.runs)
-            except NodeError as error:
-                self.log.error("the routing of the core is not as it is to be: {reason}", reason=error.text)
+        in_background(self.catch_up(run), "the routing of the core is not as it is to be")
 
     def _exited(self, ended: Exit, run: Generation) -> None:
         """A process is gone. If nobody asked it to go it comes again, or the one before it serves again."""
@@ -180,7 +185,7 @@ class Supervisor:
         if taken.before not in self._generations.draining:
             return False
         if not other:
-            await self._catch_up(taken.before)
+            await self.catch_up(taken.before)
         try:
             await taken.before.lead()
         except NotShared as error:

@@ -175,7 +175,7 @@ class Lingers(Protocol):
 
 
 @runtime_checkable
-class Routes(Protocol):
+class Routes(Generation, Protocol):
     """A generation that can tell of its routing, and change it. The node's own rules are no part of it."""
 
     async def reroute(self, plan: Plan) -> None:
