@@ -65,8 +65,8 @@ class XrayPlan(Planned[config.Plan]):
         return rules.balancers_of(self.made.base)
 
     async def rerouted(self, routing: Routing) -> XrayPlan:
-        text = rules.text_of(routing)
         xray, reactor = await self._installation.current(), self._host.reactor
+        text = await starting.read(reactor, "".join(rule.text for rule in routing.added), rules.text_of, routing)
         touched = await starting.read(reactor, text, files.asked, text, self._installation.paths)
         converted = b""
         if routing.added:

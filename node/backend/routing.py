@@ -14,8 +14,9 @@ from node.contract.driver import Reroutable, Routes
 from node.contract.routing import Routing
 from node.errors import InvalidConfig, InvalidRequest, NotStarted, UnknownName, Unsupported, shown
 
-# Rules that may be added: each is read by the core again when another one comes.
+# Rules that may be added, and the characters of all together: each is read by the core again when another one comes.
 MOST = 1000
+MOST_TEXT = 4 * 1024**2
 # Seconds that a core may take to answer at all.
 ANSWER = 2.0
 
@@ -39,9 +40,10 @@ class Router:
         """Append the rule of this JSON; with `reset` all others go. Raises what `Reroutable.rerouted` raises."""
 
         def adding(accepted: Accepted) -> Routing:
-            if len(accepted.routing.added) >= MOST and not reset:
-                raise InvalidRequest(f"there are {MOST:,} rules that were added: remove some")
-            return accepted.routing.adding(text, secrets.token_hex(4), reset)
+            routing = accepted.routing.adding(text, secrets.token_hex(4), reset)
+            if len(routing.added) > MOST or sum(len(rule.text) for rule in routing.added) > MOST_TEXT:
+                raise InvalidRequest(f"no more than {MOST:,} rules, of {MOST_TEXT:,} characters together, can be added")
+            return routing
 
         await self._change(adding)
 

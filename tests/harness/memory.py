@@ -320,7 +320,7 @@ class MemoryDriver:
 class SharingDriver(MemoryDriver):
     """Its cores can share their listeners. `obstacles` are told before anything begins, `unshared` when one joins."""
 
-    kind = SharedGeneration
+    kind: type[MemoryGeneration] = SharedGeneration
 
     def __init__(self, clock: Clock | None = None) -> None:
         super().__init__(clock)

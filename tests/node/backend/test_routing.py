@@ -24,6 +24,7 @@ from protos.service_pb2 import Backend
 from tests.harness.memory import (
     Gate,
     MemoryDriver,
+    MemoryGeneration,
     MemoryPlan,
     MemoryRecord,
     SharedGeneration,
@@ -81,7 +82,7 @@ class RoutingGeneration(SharedGeneration):
 
 
 class RoutingDriver(SharingDriver):
-    kind = RoutingGeneration
+    kind: type[MemoryGeneration] = RoutingGeneration
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
@@ -305,6 +306,8 @@ class RoutingTests(SynchronousTestCase):
         self.added("a", "b")
         self.failureResultOf(self.add("x"), InvalidRequest)
         self.successResultOf(self.add("x", reset=True))
+        self.patch(routing, "MOST_TEXT", 5)
+        self.failureResultOf(self.add("x" * 5), InvalidRequest)
 
     def test_a_core_that_cannot(self) -> None:
         waiting = self.start(driver=SharingDriver(self.clock))
