@@ -295,6 +295,8 @@ class RoutingTests(SynchronousTestCase):
         self.assertIsNot(after, before)
         self.added("x")
         self.assertEqual(before.tags, [])
+        # Another one is to come for who came with it.
+        self.driver.launching.shut = True
         after.die()
         self.pass_time(0.5)
         self.assertIs(self.core, before)
