@@ -64,6 +64,8 @@ def require_usable(user: User) -> None:
     Controllers send all credentials with every user, so beside others it is nothing.
     """
     has = user.proxies
+    if not getattr(has.masque, "pass"):
+        return
     others = (has.vmess.id, has.vless.id, has.trojan.password, has.shadowsocks.password)
-    if getattr(has.masque, "pass") and not any((*others, has.hysteria.auth, has.wireguard.public_key)):
+    if not any((*others, has.hysteria.auth, has.wireguard.public_key)):
         raise Unusable("the user has no credential but that for masque, for which this node has no inbounds with users")
