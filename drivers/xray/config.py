@@ -99,7 +99,7 @@ class Plan:
     @property
     def exclusive(self) -> Sequence[str]:
         """What of it only one process at a time can have, or another one would have too late, in words."""
-        return list(exclusive.exclusive(self.base))
+        return list(exclusive.exclusive(self.base, self.inbounds))
 
     def account(self, tag: str, user: service_pb2.User) -> Account | None:
         inbound = self.inbounds[tag]

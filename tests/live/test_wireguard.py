@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import base64
 import os
+import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,15 +26,17 @@ from scripts.staging.backend import backend, chunks
 from scripts.staging.controller import Controller, ControllerError
 from scripts.staging.core import Json, XrayClient
 from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
 from scripts.staging.ports import free_port
 from scripts.staging.users import TestUser
 from scripts.staging.wait import until
-from tests.conftest import NEWER_XRAY, Place, control, member, talking
+from tests.conftest import NEWER_XRAY, Place, connection, control, member, talking
 
 TAG, ANYWHERE = "tunnel", "192.0.2.1"
-# Seconds in which a tunnel that works has brought something.
-SOON, PATIENT = 3.0, 40.0
+# Seconds in which a tunnel that is up has brought something, and in which one comes up; after which nothing comes any
+# more; and in which clients find out that their session is over.
+SOON, UP, OUT, PATIENT = 3.0, 15.0, 1.0, 60.0
 
 
 def key() -> X25519PrivateKey:
@@ -102,7 +105,7 @@ class Tunnel:
         with XrayClient({port: self.outbound(peer)}):
             yield port
 
-    def connect(self, way: int, timeout: float = PATIENT) -> socket.socket:
+    def connect(self, way: int, timeout: float = UP) -> socket.socket:
         """A connection to the echo server on which something went there and back. Raises `OSError`."""
         link = socks.connect(way, ANYWHERE, self.echo.port, timeout)
         try:
@@ -112,7 +115,7 @@ class Tunnel:
             raise
         return link
 
-    def gets_in(self, peer: Peer, timeout: float = PATIENT) -> bool:
+    def gets_in(self, peer: Peer, timeout: float = UP) -> bool:
         """Whether a client that is new gets something through as this user."""
         before = self.echo.connections
         with self.way(peer) as port:
@@ -128,11 +131,18 @@ ANNA, BERT = Peer("anna@test", ("10.7.0.2/32", "fd59::2/128")), Peer("bert@test"
 CARL = TestUser.new("carl@test")
 
 
+@contextmanager
+def running(directory: Path) -> Iterator[NodeProcess]:
+    """A node that runs the newer core."""
+    with NodeProcess(directory, XRAY_EXECUTABLE_PATH=os.environ[NEWER_XRAY]) as node:
+        node.core = Path(os.environ[NEWER_XRAY]).resolve()
+        yield node
+
+
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    with NodeProcess(tmp_path_factory.mktemp("node"), XRAY_EXECUTABLE_PATH=os.environ[NEWER_XRAY]) as running:
-        running.core = Path(os.environ[NEWER_XRAY]).resolve()
-        yield running
+    with running(tmp_path_factory.mktemp("node")) as found:
+        yield found
 
 
 @pytest.fixture(params=["rest", "grpc"])
@@ -144,6 +154,11 @@ def controller(node: NodeProcess, request: pytest.FixtureRequest) -> Iterator[Co
 @pytest.fixture
 def tunnel(echo: EchoServer) -> Tunnel:
     return Tunnel(echo)
+
+
+@pytest.fixture
+def home(all_kinds: Mapping[str, Kind]) -> Place:
+    return Place(all_kinds["vless-raw"], "home")
 
 
 grpc = pytest.mark.parametrize("controller", ["grpc"], indirect=True)
@@ -167,15 +182,15 @@ def test_life_of_a_user(controller: Controller, tunnel: Tunnel) -> None:
     """Who is there at the start and who is added gets in; with another key only with that; who is removed no more."""
     tunnel.start(controller, ANNA)
     assert not any("left as configured" in warning for warning in controller.info().warnings)
-    assert not tunnel.gets_in(BERT, SOON)
+    assert not tunnel.gets_in(BERT, OUT)
     sync(controller, BERT.user)
     assert tunnel.gets_in(BERT)
     changed = replace(BERT, secret=key())
     sync(controller, changed.user)
     assert tunnel.gets_in(changed)
-    assert not tunnel.gets_in(BERT, SOON)
+    assert not tunnel.gets_in(BERT, OUT)
     controller.sync_users([ANNA.user])
-    assert not tunnel.gets_in(changed, SOON)
+    assert not tunnel.gets_in(changed, OUT)
     assert tunnel.gets_in(ANNA)
 
 
@@ -207,11 +222,11 @@ def test_removed(controller: Controller, tunnel: Tunnel) -> None:
     with tunnel.way(ANNA) as hers, tunnel.way(BERT) as his, tunnel.connect(hers) as link, tunnel.connect(his) as other:
         with talking(other):
             sync(controller, ANNA.gone)
-            link.settimeout(SOON)
+            link.settimeout(OUT)
             with pytest.raises(TimeoutError):
                 transfer.small_echo(link, b"still there?")
         with pytest.raises(OSError, match=r"."):
-            tunnel.connect(hers, SOON)
+            tunnel.connect(hers, OUT)
 
 
 @grpc
@@ -224,7 +239,7 @@ def test_other_addresses_without_a_break(controller: Controller, tunnel: Tunnel)
     moved = ANNA.at("10.7.0.5/32")
     with tunnel.way(moved) as way:
         with pytest.raises(OSError, match=r"."):
-            tunnel.connect(way, SOON)
+            tunnel.connect(way, OUT)
         sync(controller, moved.user)
         before = time.monotonic()
         tunnel.connect(way).close()
@@ -262,22 +277,37 @@ def test_addresses_change_hands(controller: Controller, tunnel: Tunnel) -> None:
     assert tunnel.gets_in(bert)
 
 
-@pytest.mark.parametrize("controller", ["grpc"], indirect=True)
-def test_it_comes_back(node: NodeProcess, controller: Controller, tunnel: Tunnel) -> None:
+@pytest.mark.slow
+@grpc
+def test_another_configuration(controller: Controller, tunnel: Tunnel, home: Place) -> None:
+    """It takes over while connections by TCP go on; a client of the tunnel is back when it begins a new session."""
+    tunnel.start(controller, ANNA, BERT, also=home)
+    with tunnel.way(ANNA) as way, connection(home, CARL, tunnel.echo) as link:
+        tunnel.connect(way).close()
+        with talking(link):
+            tunnel.start(controller, ANNA, BERT, also=home, level="error")
+            assert not any("ended all connections" in warning for warning in controller.info().warnings)
+            assert tunnel.gets_in(BERT, SOON)
+            until(lambda: tunnel.connect(way, SOON), PATIENT, "the tunnel is back").close()
+
+
+def test_it_comes_back(tmp_path: Path, tunnel: Tunnel) -> None:
     """After a crash of the core, and with the node after its end, with the users of the last call; a Start attaches."""
-    tunnel.start(controller, ANNA)
-    sync(controller, BERT.user, ANNA.gone)
-    first = node.newest_core()
-    os.kill(first, 9)
-    until(lambda: controller.info().running and node.newest_core() != first, what="another core runs")
-    assert tunnel.gets_in(BERT)
-    assert not tunnel.gets_in(ANNA, SOON)
-    node.kill()
-    node.start()
-    with control(node, "rest") as later:
-        until(lambda: later.info().running, what="it runs again")
-        pid = node.newest_core()
-        tunnel.start(later, BERT, ANNA)
-        assert node.newest_core() == pid
-        assert tunnel.gets_in(BERT)
-        assert tunnel.gets_in(ANNA)
+    with running(tmp_path) as node:
+        with control(node, "grpc") as controller:
+            tunnel.start(controller, ANNA)
+            sync(controller, BERT.user, ANNA.gone)
+            first = node.newest_core()
+            os.kill(first, signal.SIGKILL)
+            until(lambda: controller.info().running and node.newest_core() != first, what="another core runs")
+            assert tunnel.gets_in(BERT)
+            assert not tunnel.gets_in(ANNA, OUT)
+        node.kill()
+        node.start()
+        with control(node, "rest") as controller:
+            until(lambda: controller.info().running, what="it runs again")
+            pid = node.newest_core()
+            tunnel.start(controller, BERT, ANNA)
+            assert node.newest_core() == pid
+            assert tunnel.gets_in(BERT)
+            assert tunnel.gets_in(ANNA)

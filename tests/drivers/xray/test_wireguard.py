@@ -126,6 +126,7 @@ def test_it_is_no_tcp_door() -> None:
     made = planned()
     assert made.doors == {}
     assert made.sessions == {5}
+    assert made.exclusive == []
     assert not made.datagrams
     assert swap_of(made.base.inbound[0]) is Swap.DEAF
 
@@ -143,6 +144,7 @@ def test_left_alone() -> None:
     """One that is excluded keeps its own peers; nobody is told of that."""
     made = planned(HANDLER, VERSION, TAG)
     assert (made.tags, made.warnings) == ((), ())
+    assert "WireGuard key of 'wg'" in made.exclusive[0]
     assert made.base.inbound[0].SerializeToString() == HANDLER
 
 
