@@ -10,7 +10,8 @@ import base64
 import binascii
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import IPv6Address, ip_address, ip_network
+from socket import AF_INET, AF_INET6, inet_pton
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -32,8 +33,6 @@ CROWD = 10_000
 _URL_SAFE = str.maketrans("-_", "+/")
 _KEY = re.compile(r"[A-Za-z0-9+/]{43}=?", re.ASCII)
 
-Network = IPv4Network | IPv6Network
-
 
 def parse_key(text: str) -> bytes:
     """A key in base64, with or without its padding, in either alphabet. Raises `Unusable`."""
@@ -43,34 +42,54 @@ def parse_key(text: str) -> bytes:
     return base64.b64decode(plain[:43] + "=")
 
 
-def networks(texts: Iterable[str]) -> list[Network]:
-    """These prefixes, bare addresses among them, each once and in order. Raises `Unusable`."""
+def prefixes(texts: Iterable[str]) -> list[str]:
+    """These as the core writes them, bare addresses among them, each once and in order. Raises `Unusable`."""
     try:
-        found = {ip_network(text, strict=False) for text in texts}
+        found = sorted(set(map(_prefix, texts)))
     except ValueError as error:
         raise Unusable(f"a WireGuard address is none: {error}") from error
-    for each in found:
-        # The core does not read the first, and sees the second as an address of the other family.
-        if isinstance(each, IPv6Network) and (each.network_address.scope_id or each.network_address.ipv4_mapped):
-            raise Unusable(f"the WireGuard address {each} is one of IPv4 or of a zone, written as IPv6")
     if not found:
         raise Unusable("the user has no WireGuard address")
-    if sum(each.num_addresses for each in found) > MOST_ADDRESSES:
+    if sum(map(_size, found)) > MOST_ADDRESSES:
         raise Unusable(f"the user has more than {MOST_ADDRESSES} WireGuard addresses")
-    return sorted(found, key=lambda each: (each.version, each.network_address.packed, each.prefixlen))
+    return found
 
 
-def addresses(prefixes: Iterable[Network]) -> frozenset[bytes]:
+def _prefix(text: str) -> str:
+    """One of them. Raises `ValueError`."""
+    address, _, length = text.partition("/")
+    one = ip_address(address)
+    # The core does not read the first, and takes the second for the address of IPv4.
+    if isinstance(one, IPv6Address) and (one.scope_id or one.ipv4_mapped):
+        raise ValueError(f"{text!r} has a zone, or is one of IPv4")
+    # Nearly all are of one address, and of those that is all.
+    alone = str(one.max_prefixlen)
+    return f"{one}/{alone}" if length in ("", alone) else str(ip_network(text, strict=False))
+
+
+def _size(prefix: str) -> int:
+    address, _, length = prefix.partition("/")
+    return 1 << (128 if ":" in address else 32) - int(length)
+
+
+def addresses(found: Iterable[str]) -> frozenset[bytes]:
     """All addresses of these prefixes."""
-    return frozenset(address.packed for prefix in prefixes for address in prefix)
+    return frozenset(address for prefix in found for address in _addresses(prefix))
+
+
+def _addresses(prefix: str) -> Iterable[bytes]:
+    if _size(prefix) > 1:
+        return (each.packed for each in ip_network(prefix))
+    address = prefix.partition("/")[0]
+    return (inet_pton(AF_INET6 if ":" in address else AF_INET, address),)
 
 
 def peer(user: Wireguard, server: bytes) -> tuple[bytes, bytes, frozenset[bytes]]:
     """The peer that a user is: as the core takes it, its key, its addresses. Raises `Unusable`."""
-    key, prefixes = parse_key(user.public_key), networks(user.peer_ips)
+    key, allowed = parse_key(user.public_key), prefixes(user.peer_ips)
     if key == server:
         raise Unusable("the WireGuard key is the server's own")
-    return packed_peer(key.hex(), map(str, prefixes)), key, addresses(prefixes)
+    return packed_peer(key.hex(), allowed), key, addresses(allowed)
 
 
 def packed_peer(key: str, allowed: Iterable[str]) -> bytes:
@@ -111,7 +130,7 @@ def strip(handler: InboundHandlerConfig) -> bytes:
 def claims(packed: bytes) -> frozenset[bytes]:
     """What a user has for themselves alone, by their account: the key, the addresses."""
     account = _account(User.FromString(packed))
-    return addresses(map(ip_network, account.allowed_ips)) | {bytes.fromhex(account.public_key)}
+    return addresses(account.allowed_ips) | {bytes.fromhex(account.public_key)}
 
 
 def keeps_key(before: bytes, after: bytes) -> bool:
