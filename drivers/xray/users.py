@@ -100,10 +100,9 @@ class Users:
         if self.accounts[tag] is not accounts or accounts != before:
             return 0  # users changed meanwhile, or all of them with a swap: the next look tells
         self._doubtful.discard(tag)
-        real = (
-            wireguard.listed(accounts, users) if self._is_tunnel(tag) else {key_of(user.email): user for user in users}
-        )
-        others = wireguard.differing(accounts, real) if self._is_tunnel(tag) else {}
+        tunnel = self._is_tunnel(tag)
+        real = wireguard.listed(accounts, users) if tunnel else {key_of(user.email): user for user in users}
+        others = wireguard.differing(accounts, real) if tunnel else {}
         accounts |= others
         missing = accounts.keys() - real.keys()
         for key in missing:
@@ -111,7 +110,7 @@ class Users:
         strangers = real.keys() - accounts.keys()
         for key in strangers:
             accounts[key] = real[key].SerializeToString()
-        if strangers and self._is_tunnel(tag):
+        if strangers and tunnel:
             self._wary.add(tag)
         return len(missing) + len(strangers) + len(others)
 
