@@ -102,6 +102,14 @@ class HysteriaAccount(_message.Message):
     auth: str
     def __init__(self, auth: _Optional[str] = ...) -> None: ...
 
+class WireguardAccount(_message.Message):
+    __slots__ = ("public_key", "allowed_ips")
+    PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_IPS_FIELD_NUMBER: _ClassVar[int]
+    public_key: str
+    allowed_ips: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, public_key: _Optional[str] = ..., allowed_ips: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class UsersConfig(_message.Message):
     __slots__ = ("users",)
     USERS_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +159,16 @@ class Shadowsocks2022MultiUserConfig(_message.Message):
     users: _containers.RepeatedCompositeFieldContainer[User]
     network: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, method: _Optional[str] = ..., key: _Optional[str] = ..., users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., network: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class WireguardConfig(_message.Message):
+    __slots__ = ("secret_key", "users", "is_client")
+    SECRET_KEY_FIELD_NUMBER: _ClassVar[int]
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    IS_CLIENT_FIELD_NUMBER: _ClassVar[int]
+    secret_key: str
+    users: _containers.RepeatedCompositeFieldContainer[User]
+    is_client: bool
+    def __init__(self, secret_key: _Optional[str] = ..., users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., is_client: bool = ...) -> None: ...
 
 class DokodemoConfig(_message.Message):
     __slots__ = ("address", "port", "networks")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from drivers.credentials import KEY_BYTES, parse_uuid, shadowsocks_2022_key
+from drivers.xray import wireguard as tunnel
 from drivers.xray.wire import SIZE, field
 from node.contract.accounts import Account, Unusable
 from protos import service_pb2, xray_pb2
@@ -38,7 +39,7 @@ class Inbound:
     """What an account depends on beside the user.
 
     `vision` is whether the inbound can carry Vision, `flow` what its settings prescribe for users without a flow,
-    `method` the method of a Shadowsocks inbound, where it is known.
+    `method` the method of a Shadowsocks inbound, where it is known, `key` the public one of a WireGuard inbound.
     """
 
     tag: str
@@ -46,6 +47,7 @@ class Inbound:
     vision: bool = False
     flow: str = ""
     method: str = ""
+    key: bytes = b""
 
 
 def vless(inbound: Inbound, user: service_pb2.User) -> Account | None:
@@ -110,6 +112,13 @@ def hysteria(_: Inbound, user: service_pb2.User) -> Account | None:
     return Account(pack(user.email, "xray.proxy.hysteria.account.Account", packed.SerializeToString()), secret.encode())
 
 
+def wireguard(inbound: Inbound, user: service_pb2.User) -> Account | None:
+    if not user.proxies.wireguard.public_key:
+        return None
+    packed, key, addresses = tunnel.peer(user.proxies.wireguard, inbound.key)
+    return Account(pack(user.email, tunnel.ACCOUNT, packed), key, tuple(sorted(addresses)))
+
+
 BUILDERS: dict[str, Callable[[Inbound, service_pb2.User], Account | None]] = {
     "vless": vless,
     "vmess": vmess,
@@ -117,6 +126,7 @@ BUILDERS: dict[str, Callable[[Inbound, service_pb2.User], Account | None]] = {
     "shadowsocks": shadowsocks,
     "shadowsocks_2022": shadowsocks_2022,
     "hysteria": hysteria,
+    "wireguard": wireguard,
 }
 
 

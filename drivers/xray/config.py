@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from drivers.credentials import KEY_BYTES, require_usable
 from drivers.process.known import NOTHING_MORE, Allowed
-from drivers.xray import exclusive, known, latency, rules, selectors, streams, taken, unix
+from drivers.xray import exclusive, known, latency, rules, selectors, streams, taken, unix, wireguard
 from drivers.xray.access import Shown
 from drivers.xray.accounts import BUILDERS, Inbound
 from drivers.xray.doors import Door, doors, entrances, is_over_udp, is_transparent, listens
@@ -42,7 +42,7 @@ PROTOCOLS = {
 }
 # Types that have users of a kind that this core cannot change while it runs, or not tell apart.
 UNSUPPORTED = {
-    "xray.proxy.wireguard.DeviceConfig": "WireGuard peers cannot be supplied as users on this core",
+    wireguard.SETTINGS: "WireGuard peers can be supplied as users from Xray 26.6.27 on",
     SHADOWSOCKS_2022_SINGLE: "this Shadowsocks-2022 method has one shared key and no users",
     "xray.proxy.shadowsocks_2022.RelayServerConfig": "a Shadowsocks-2022 relay has destinations, not users",
 }
@@ -56,6 +56,8 @@ OBSERVATORY_SERVICE = "xray.core.app.observatory.command.Config"
 Version = tuple[int, ...]
 HYSTERIA_MISCOUNTED: Version = (26, 3, 27)
 _UNIX = 4
+# Where settings have their users, if not in the first field.
+_USERS = {"shadowsocks_2022": b"\x1a", "wireguard": b"\x2a"}
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class Plan:
     @property
     def exclusive(self) -> Sequence[str]:
         """What of it only one process at a time can have, or another one would have too late, in words."""
-        return list(exclusive.exclusive(self.base))
+        return list(exclusive.exclusive(self.base, self.inbounds))
 
     def account(self, tag: str, user: service_pb2.User) -> Account | None:
         inbound = self.inbounds[tag]
@@ -186,7 +188,7 @@ def _planned(base: Config, text: str, exclude: frozenset[str], version: Version)
     for handler, hint in zip(base.inbound, hints(text, len(base.inbound)), strict=True):
         _refuse_deadly(handler)
         streams.take_over_receiver(handler)
-        managed = None if handler.tag in exclude else _manage(handler, hint, warnings)
+        managed = None if handler.tag in exclude else _manage(handler, hint, warnings, version)
         if managed is not None:
             inbounds[managed.tag] = managed
     for outbound in base.outbound:
@@ -218,7 +220,7 @@ def render(plan: Plan, api: Endpoint, accounts: Mapping[str, Accounts]) -> bytes
 
 def users_field(protocol: str, accounts: Iterable[bytes]) -> bytes:
     """Users as they stand in an inbound's settings: appended there they are its users (repeated fields add up)."""
-    tag = b"\x1a" if protocol == "shadowsocks_2022" else b"\x0a"
+    tag = _USERS.get(protocol, b"\x0a")
     return b"".join([field(tag, account) for account in accounts])
 
 
@@ -232,12 +234,12 @@ def _refuse_deadly(handler: InboundHandlerConfig) -> None:
             )
 
 
-def _manage(handler: InboundHandlerConfig, hint: Hints, warnings: list[str]) -> Inbound | None:
+def _manage(handler: InboundHandlerConfig, hint: Hints, warnings: list[str], version: Version) -> Inbound | None:
     """Strip an inbound's own users and say how to build the supplied ones; None leaves it as it is."""
     settings = handler.proxy_settings
     if handler.tag:
         _promote_to_multi_user(settings)
-    protocol = PROTOCOLS.get(settings.type)
+    protocol = "wireguard" if wireguard.has_users(handler, version) else PROTOCOLS.get(settings.type)
     if protocol is None:
         if settings.type in UNSUPPORTED:
             warnings.append(f"inbound {handler.tag!r} is left as configured: {UNSUPPORTED[settings.type]}")
@@ -247,6 +249,8 @@ def _manage(handler: InboundHandlerConfig, hint: Hints, warnings: list[str]) -> 
         return None
     if protocol == "shadowsocks_2022":
         return _manage_shadowsocks_2022(handler)
+    if protocol == "wireguard":
+        return Inbound(handler.tag, protocol, key=wireguard.strip(handler))
     users = xray_pb2.UsersConfig.FromString(settings.value)
     method = hint.method or _method_of(users, protocol)
     users.ClearField("users")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from drivers.sockets.connections import Ports
 from drivers.xray.accounts import Inbound
 from drivers.xray.streams import TLS
+from drivers.xray.wireguard import is_wireguard
 from protos import xray_pb2
 from protos.xray_pb2 import InboundHandlerConfig, ReceiverConfig, StreamConfig
 
@@ -60,8 +61,9 @@ def entrances(handlers: Iterable[InboundHandlerConfig]) -> tuple[range, ...]:
 
 
 def is_over_udp(handler: InboundHandlerConfig) -> bool:
-    """Whether its transport has connections of its own over UDP."""
-    return _receiver(handler).stream_settings.protocol_name in _UDP or is_http_3(handler)
+    """Whether it has connections of its own over UDP, by its transport or by itself."""
+    transport = _receiver(handler).stream_settings.protocol_name
+    return transport in _UDP or is_http_3(handler) or is_wireguard(handler)
 
 
 def is_http_3(handler: InboundHandlerConfig) -> bool:

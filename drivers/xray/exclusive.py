@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from drivers.process.exclusive import interface, wireguard
 from drivers.xray.doors import is_http_3
@@ -15,9 +15,10 @@ _KINDS = {"xray.proxy.tun.Config": interface, "xray.proxy.wireguard.DeviceConfig
 _VLESS = "xray.proxy.vless.inbound.Config"
 
 
-def exclusive(base: Config) -> Iterator[str]:
-    """What that is, each in a line. The users of managed inbounds are none of it."""
-    handlers: list[InboundHandlerConfig | OutboundHandlerConfig] = [*base.inbound, *base.outbound]
+def exclusive(base: Config, managed: Collection[str] = ()) -> Iterator[str]:
+    """What that is, each in a line. The users of managed inbounds are none of it, nor is the key that they come to."""
+    others = [inbound for inbound in base.inbound if inbound.tag not in managed]
+    handlers: list[InboundHandlerConfig | OutboundHandlerConfig] = [*others, *base.outbound]
     for handler in handlers:
         kind = _KINDS.get(handler.proxy_settings.type)
         if kind is not None:

@@ -11,7 +11,7 @@ from drivers.process.child import CoreProcess
 from drivers.process.executable import Files
 from drivers.process.shared import SharedRun
 from drivers.sockets.sharing import Sharing
-from drivers.xray import route, rules
+from drivers.xray import route, rules, wireguard
 from drivers.xray.accounts import email_of
 from drivers.xray.api import Api
 from drivers.xray.config import Endpoint, Plan
@@ -76,7 +76,8 @@ class XrayGeneration(SharedRun[Api]):
 
     @property
     def warnings(self) -> Sequence[str]:
-        return self._files.warnings
+        tunnels = [tag for tag, inbound in self.plan.inbounds.items() if inbound.protocol == "wireguard"]
+        return [*self._files.warnings, *wireguard.crowded(self.accounts, tunnels)]
 
     async def counters(self) -> Reading:
         with asking(COUNTERS):

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from drivers.channel import ApiFailed
 from drivers.process import readiness as starting
+from drivers.xray import wireguard
 from drivers.xray.accounts import email_of
 from drivers.xray.api import MAX_REQUEST, Api, Operation
 from drivers.xray.config import Plan
@@ -59,6 +60,8 @@ class Users:
         self._entering: set[Pair] = set()
         # Inbounds with calls that failed: they may have been done, or be done late.
         self._doubtful: set[str] = set()
+        # Tunnels in which something failed once: others may still have what a user gets.
+        self._wary: set[str] = set()
         # Inbounds that were taken out and not put back: only a new run has them again.
         self._lost: set[str] = set()
 
@@ -93,17 +96,23 @@ class Users:
         before = dict(accounts)
         if await self._host.aio.run(self._api.count_users(tag)) == len(accounts) and tag not in self._doubtful:
             return 0
-        real = {key_of(user.email): user for user in await self._host.aio.run(self._api.list_users(tag))}
+        users = await self._host.aio.run(self._api.list_users(tag))
         if self.accounts[tag] is not accounts or accounts != before:
             return 0  # users changed meanwhile, or all of them with a swap: the next look tells
         self._doubtful.discard(tag)
+        tunnel = self._is_tunnel(tag)
+        real = wireguard.listed(accounts, users) if tunnel else {key_of(user.email): user for user in users}
+        others = wireguard.differing(accounts, real) if tunnel else {}
+        accounts |= others
         missing = accounts.keys() - real.keys()
         for key in missing:
             del accounts[key]
         strangers = real.keys() - accounts.keys()
         for key in strangers:
             accounts[key] = real[key].SerializeToString()
-        return len(missing) + len(strangers)
+        if strangers and tunnel:
+            self._wary.add(tag)
+        return len(missing) + len(strangers) + len(others)
 
     # Which way
 
@@ -133,25 +142,58 @@ class Users:
     # One by one
 
     async def _apply_live(self, changes: Sequence[Change]) -> list[Refusal]:
-        leaving = [change for change in changes if self._has(change)]
+        leaving = [change for change in changes if self._has(change) and not self._stays(change)]
         if shaking := {change.tag for change in leaving if self._work(change.tag, [change]).endangered}:
             await self._connections.end_handshakes(shaking)
-        refused = await self._alter([self._removal(change) for change in leaving])
+        refused = await self._alter([*map(self._removal, leaving), *additions(self._yielding(changes))])
         # A user who could not be removed is still there with the old account.
         gone = [change for change in leaving if not self._has(change)]
         wanted = self._connections.of(map(pair_of, gone))
         await self._connections.suspect(pair_of(change) for change in gone if change.packed is not None)
-        adds = [change for change in changes if not self._has(change)]
+        adds = [change for change in changes if not self._has(change) or self._stays(change)]
+        taken = self._taken(adds)
+        adds = [change for change in adds if change not in taken]
         with self._letting_in(adds):
-            refused += await self._alter(
-                [Operation(tag, email_of(packed), packed) for tag, _, packed in adds if packed is not None]
-            )
+            refused += [*taken.values(), *await self._alter(additions(adds))]
         # Looking through the core's sockets takes some milliseconds, for which nobody who is added has to wait.
         await self._connections.end(wanted)
         return refused
 
     def _has(self, change: Change) -> bool:
         return change.key in self.accounts[change.tag]
+
+    # Tunnels
+
+    def _is_tunnel(self, tag: str) -> bool:
+        """Whether users have addresses there, which the core takes from whoever has them."""
+        return self._plan.inbounds[tag].protocol == "wireguard"
+
+    def _stays(self, change: Change) -> bool:
+        """Whether a user gets another account in the place of theirs, and is not removed for that."""
+        before = self.accounts[change.tag].get(change.key)
+        if before is None or change.packed is None or not self._is_tunnel(change.tag):
+            return False
+        return wireguard.keeps_key(before, change.packed)
+
+    def _yielding(self, changes: Iterable[Change]) -> Iterator[Change]:
+        """Who stays and gives up first what others get."""
+        for tag, some in grouped(change for change in changes if self._is_tunnel(change.tag)).items():
+            yield from wireguard.yielding(self.accounts[tag], some)
+
+    def _taken(self, adds: Iterable[Change]) -> dict[Change, Refusal]:
+        """The additions of what somebody else still has, who could not be removed."""
+        taken: dict[Change, Refusal] = {}
+        for tag, some in grouped(change for change in adds if change.tag in self._wary).items():
+            for change, holder in wireguard.held_back(self.accounts[tag], some):
+                taken[change] = refusals([change], f"{holder!r} still has what this user is to get")[0]
+        return taken
+
+    # What is asked of the core
+
+    def _doubt(self, tag: str) -> None:
+        self._doubtful.add(tag)
+        if self._is_tunnel(tag):
+            self._wary.add(tag)
 
     def _removal(self, change: Change) -> Operation:
         return Operation(change.tag, email_of(self.accounts[change.tag][change.key]), None)
@@ -173,7 +215,7 @@ class Users:
         for operation, fault in zip(operations, results, strict=True):
             accounts = self.accounts[operation.tag]
             if fault is not None:
-                self._doubtful.add(operation.tag)
+                self._doubt(operation.tag)
                 refused.append(Refusal(operation.email, f"{operation.tag}: {fault}"))
             elif operation.packed is None:
                 accounts.pop(key_of(operation.email), None)
@@ -227,6 +269,11 @@ def refusals(changes: Iterable[Change], reason: str) -> list[Refusal]:
     return [
         Refusal(email_of(change.packed), f"{change.tag}: {reason}") for change in changes if change.packed is not None
     ]
+
+
+def additions(changes: Iterable[Change]) -> list[Operation]:
+    """What lets these users in."""
+    return [Operation(tag, email_of(packed), packed) for tag, _, packed in changes if packed is not None]
 
 
 def grouped(changes: Iterable[Change]) -> dict[str, list[Change]]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from drivers.xray.wireguard import is_wireguard
 from protos.xray_pb2 import InboundHandlerConfig, ReceiverConfig
 
 # Seconds of live changes above which inbounds are swapped, and of both above which a new run is considered: deployed
@@ -81,7 +82,9 @@ class Work:
 
     @property
     def live(self) -> float:
-        """Seconds for these changes one by one."""
+        """Seconds for these changes one by one. Peers of WireGuard take a new run as long, and end nothing here."""
+        if self.protocol == "wireguard":
+            return 0.0
         left = self.users - self.removed
         removal = CALL + REMOVAL.get(self.protocol, 0.0) * (self.users + left) / 2
         addition = CALL + ADDITION.get(self.protocol, 0.0) * (left + self.added / 2)
@@ -95,7 +98,9 @@ class Work:
 
 
 def swap_of(handler: InboundHandlerConfig) -> Swap:
-    """What a swap of this inbound would do."""
+    """What a swap of this inbound would do. The peers of WireGuard would need half a minute to come back."""
+    if is_wireguard(handler):
+        return Swap.DEAF
     transport = ReceiverConfig.FromString(handler.receiver_settings.value).stream_settings.protocol_name
     return _TRANSPORTS.get(transport, Swap.DEAF)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from ipaddress import ip_address
 from typing import NamedTuple, TypeVar
 
 from node.contract.accounts import Account, AccountOf, Accounts, Refusal, Unusable, key_of
@@ -38,18 +39,21 @@ def check_email(email: str) -> None:
 class Roster:
     """The desired users, and the accounts that follow from them.
 
-    Credentials are unique inside an inbound: of those who claim one the first in stored order has it. A user whose
-    accounts change moves to the end of that order: one rule for one change, for a whole set and after a restart.
+    Credentials, and addresses in a tunnel, are unique inside an inbound: of those who claim one the first in stored
+    order has it, and a user who does not have all that they claim is not in. A user whose accounts change moves to the
+    end of that order: one rule for one change, for a whole set and after a restart.
     """
 
     def __init__(self, tags: Iterable[str], account_of: AccountOf) -> None:
         self.users: dict[str, bytes] = {}
         self.target: dict[str, Accounts] = {tag: {} for tag in tags}
         self._account_of = account_of
-        # Per inbound: whose account each credential opens, and who waits behind them (rarely anybody).
+        # Per inbound: whose each credential and address is, and who waits behind them (rarely anybody).
         self._holder: dict[str, dict[bytes, str]] = {tag: {} for tag in self.target}
         self._waiting: dict[str, dict[bytes, dict[str, bytes]]] = {tag: {} for tag in self.target}
+        # What each user claims there.
         self._credential: dict[str, dict[str, bytes]] = {tag: {} for tag in self.target}
+        self._addresses: dict[str, dict[str, tuple[bytes, ...]]] = {tag: {} for tag in self.target}
 
     @classmethod
     def of(
@@ -99,7 +103,7 @@ class Roster:
         copy = Roster((), account_of)
         copy.users = dict(self.users)
         copy.target, copy._credential = _copied(self.target), _copied(self._credential)
-        copy._holder = _copied(self._holder)
+        copy._addresses, copy._holder = _copied(self._addresses), _copied(self._holder)
         copy._waiting = {tag: _copied(waiting) for tag, waiting in self._waiting.items()}
         for key, packed in self.users.items():
             if stored.get(key) != packed:
@@ -123,7 +127,7 @@ class Roster:
 
     @property
     def contested(self) -> bool:
-        """Whether several claim one credential: only then it matters in which order they came."""
+        """Whether several claim the same: only then it matters in which order they came."""
         return any(any(waiting.values()) for waiting in self._waiting.values())
 
     def put(self, user: User) -> tuple[set[tuple[str, str]], list[Refusal]]:
@@ -162,7 +166,7 @@ class Roster:
         return touched, refused
 
     def remove(self, key: str) -> set[tuple[str, str]]:
-        """Forget a user: the (tag, key) pairs touched, with those of the user who gets the credential now."""
+        """Forget a user: the (tag, key) pairs touched, with those of users who get in by that."""
         if self.users.pop(key, None) is None:
             return set()
         touched = set()
@@ -186,41 +190,63 @@ class Roster:
             return None
 
     def _claim(self, tag: str, key: str, account: Account, refused: list[Refusal], email: str) -> None:
-        self._credential[tag][key] = account.credential
-        if self._holder[tag].setdefault(account.credential, key) == key:
-            self.target[tag][key] = account.packed
-        else:
-            self._waiting[tag].setdefault(account.credential, {})[key] = account.packed
-            refused.append(self._taken(tag, email, account))
+        packed, credential, addresses = account
+        self._credential[tag][key] = credential
+        if addresses:
+            self._addresses[tag][key] = addresses
+        holder = self._holder[tag]
+        lost = [claim for claim in (credential, *addresses) if holder.setdefault(claim, key) != key]
+        if not lost:
+            self.target[tag][key] = packed
+            return
+        for claim in lost:
+            self._waiting[tag].setdefault(claim, {})[key] = packed
+        refused.append(self._taken(tag, key, email))
 
-    def _taken(self, tag: str, email: str, account: Account) -> Refusal:
-        return Refusal(email, f"{tag}: {self._holder[tag][account.credential]!r} has the same credential")
+    def _claims(self, tag: str, key: str) -> tuple[bytes, ...]:
+        """What this user wants for themselves alone."""
+        credential = self._credential[tag].get(key)
+        return () if credential is None else (credential, *self._addresses[tag].get(key, ()))
+
+    def _taken(self, tag: str, key: str, email: str) -> Refusal:
+        """Who has something of this user's, who waits."""
+        holder = self._holder[tag]
+        claim = next(claim for claim in self._claims(tag, key) if holder[claim] != key)
+        what = "credential" if claim == self._credential[tag][key] else f"address {ip_address(claim)}"
+        return Refusal(email, f"{tag}: {holder[claim]!r} has the same {what}")
 
     def _release(self, tag: str, key: str) -> set[tuple[str, str]]:
-        credential = self._credential[tag].pop(key, None)
-        if credential is None:
-            return set()
-        waiting = self._waiting[tag].get(credential, {})
-        if self._holder[tag][credential] != key:
-            del waiting[key]
-            return set()
-        del self.target[tag][key]
-        del self._holder[tag][credential]
-        touched = {(tag, key)}
-        if waiting:
-            heir = next(iter(waiting))
-            self._holder[tag][credential] = heir
-            self.target[tag][heir] = waiting.pop(heir)
-            touched.add((tag, heir))
+        holder, claims = self._holder[tag], self._claims(tag, key)
+        self._credential[tag].pop(key, None)
+        self._addresses[tag].pop(key, None)
+        touched = {(tag, key)} if self.target[tag].pop(key, None) is not None else set()
+        for claim in claims:
+            waiting = self._waiting[tag].get(claim, {})
+            if holder[claim] != key:
+                del waiting[key]
+                continue
+            del holder[claim]
+            if waiting:
+                touched |= self._inherit(tag, claim, waiting)
         return touched
+
+    def _inherit(self, tag: str, claim: bytes, waiting: dict[str, bytes]) -> set[tuple[str, str]]:
+        """Give what is free to the first who waits for it, who is in when they have all that they claim."""
+        heir = next(iter(waiting))
+        packed = waiting.pop(heir)
+        holder = self._holder[tag]
+        holder[claim] = heir
+        if any(holder[each] != heir for each in self._claims(tag, heir)):
+            return set()
+        self.target[tag][heir] = packed
+        return {(tag, heir)}
 
     def _refusals(self, key: str, user: User, tags: Iterable[str]) -> list[Refusal]:
         """What an unchanged user was refused: it is told again each time they are supplied."""
         refused: list[Refusal] = []
         for tag in tags:
-            account = None if key in self.target[tag] else self._account(tag, user, refused)
-            if account is not None:
-                refused.append(self._taken(tag, user.email, account))
+            if key not in self.target[tag] and self._account(tag, user, refused) is not None:
+                refused.append(self._taken(tag, key, user.email))
         return refused
 
 

@@ -16,10 +16,14 @@ Accounts = dict[str, bytes]
 
 
 class Account(NamedTuple):
-    """A user of one inbound: what the core takes, and the credential that must be theirs alone there."""
+    """A user of one inbound: what the core takes, and what must be theirs alone there.
+
+    That is the credential, and each of the addresses that they have in a tunnel: 4 bytes or 16.
+    """
 
     packed: bytes
     credential: bytes
+    addresses: tuple[bytes, ...] = ()
 
 
 class Unusable(Exception):

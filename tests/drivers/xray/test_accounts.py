@@ -130,7 +130,7 @@ def test_an_empty_credential_is_none(protocol: str) -> None:
         trojan=pb.Trojan(),
         shadowsocks=pb.Shadowsocks(method="aes-128-gcm"),
         hysteria=pb.Hysteria(),
-        wireguard=pb.Wireguard(public_key="x"),
+        wireguard=pb.Wireguard(peer_ips=["10.0.0.2/32"]),
         masque=pb.Masque(**{"pass": "x"}),
     )
     for person in (empty, user()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from ipaddress import ip_address
 
 import pytest
 from hypothesis import example, given, settings
@@ -10,23 +11,28 @@ from hypothesis import strategies as st
 
 from node.backend.roster import Roster, one_spelling
 from node.contract.accounts import Account, Accounts, Change, Refusal, Unusable, apply, diff, key_of
-from protos.service_pb2 import Proxy, Trojan, User, Vless
+from protos.service_pb2 import Proxy, Trojan, User, Vless, Wireguard
 
 TAGS = ("a", "b", "c")
 
 
 def account_of(tag: str, user: User) -> Account | None:
-    """A driver's rule in small: the password is the credential, none is none, and one is no good."""
+    """A driver's rule in small: the password is the credential, none is none, and one is no good; with addresses."""
     password = user.proxies.trojan.password
     if not password:
         return None
     if password == "bad":
         raise Unusable("the password is bad")
-    return Account(f"{tag}/{user.email}/{password}".encode(), password.encode())
+    return Account(f"{tag}/{user.email}/{password}".encode(), password.encode(), addresses(user))
 
 
-def person(email: str, password: str = "", *inbounds: str) -> User:
-    return User(email=email, proxies=Proxy(trojan=Trojan(password=password)), inbounds=inbounds)
+def addresses(user: User) -> tuple[bytes, ...]:
+    return tuple(ip_address(text).packed for text in user.proxies.wireguard.peer_ips)
+
+
+def person(email: str, password: str = "", *inbounds: str, ips: Iterable[str] = ()) -> User:
+    proxies = Proxy(trojan=Trojan(password=password), wireguard=Wireguard(peer_ips=ips))
+    return User(email=email, proxies=proxies, inbounds=inbounds)
 
 
 def roster_of(*users: User) -> tuple[Roster, list[Refusal]]:
@@ -36,7 +42,11 @@ def roster_of(*users: User) -> tuple[Roster, list[Refusal]]:
 emails = st.sampled_from(["ann", "ANN", "bob", "cy", "İ", "i", "ΑΣ", "ας", ""])
 passwords = st.sampled_from(["", "one", "two", "bad"])
 inbounds = st.lists(st.sampled_from([*TAGS, "unknown"]), max_size=4)
-users = st.builds(lambda email, password, tags: person(email, password, *tags), emails, passwords, inbounds)
+ips = st.sets(st.sampled_from(["10.0.0.1", "10.0.0.2", "fd00::1"]), max_size=2)
+users = st.builds(
+    lambda email, password, tags, some: person(email, password, *tags, ips=sorted(some)),
+    *(emails, passwords, inbounds, ips),
+)
 account_sets = st.dictionaries(st.sampled_from("vwxyz"), st.binary(max_size=2))
 targets = st.fixed_dictionaries(dict.fromkeys(TAGS, account_sets))
 
@@ -93,18 +103,24 @@ def test_live_and_resumed_rosters_agree(first: list[User], steps: list[User | st
 
 @settings(deadline=None)
 @given(st.lists(users, max_size=12), st.lists(st.one_of(users, emails), max_size=12))
-def test_the_first_in_stored_order_has_the_credential(first: list[User], steps: list[User | str]) -> None:
-    """In every inbound each credential is one user's: of those who claim it, the first in stored order."""
+def test_the_first_in_stored_order_has_it(first: list[User], steps: list[User | str]) -> None:
+    """In every inbound each credential and address is one user's: of those who claim it, the first in stored order.
+
+    Who does not have all that they claim is not in, and what they have of it stays theirs.
+    """
     roster, _ = roster_of(*first)
     play(roster, steps)
     for tag in TAGS:
         expected: dict[str, bytes] = {}
-        held: set[str] = set()
+        claimed: set[str] = set()
         for user in stored(roster):
             password = user.proxies.trojan.password
-            if tag in user.inbounds and password not in held | {"", "bad"}:
-                held.add(password)
+            if tag not in user.inbounds or password in ("", "bad"):
+                continue
+            claims = {password, *user.proxies.wireguard.peer_ips}
+            if claims.isdisjoint(claimed):
                 expected[key_of(user.email)] = f"{tag}/{user.email}/{password}".encode()
+            claimed |= claims
         assert roster.target[tag] == expected
 
 
@@ -168,6 +184,29 @@ def test_swapped_credentials() -> None:
     assert "ann" not in roster.target["a"]
     roster.put(person("bob", "one", "a"))
     assert roster.target["a"] == {"ann": b"a/ann/two", "bob": b"a/bob/one"}
+
+
+def test_swapped_addresses() -> None:
+    """Two users who trade addresses in one sync both end with what they asked for, and nobody is complained of."""
+    one, two = ["10.0.0.1", "fd00::1"], ["10.0.0.2", "fd00::2"]
+    roster, _ = roster_of(person("ann", "a", "a", ips=one), person("bob", "b", "a", ips=two))
+    touched, refused = roster.put_all([person("ann", "a", "a", ips=two), person("bob", "b", "a", ips=one)])
+    assert roster.target["a"].keys() == {"ann", "bob"}
+    assert refused == []
+    assert touched == {("a", "ann"), ("a", "bob")}
+
+
+def test_an_address_of_somebody_else() -> None:
+    """A user with one is refused by name and gets in when the other one goes; what they have waits for them."""
+    roster, refused = roster_of(
+        person("ann", "a", "a", ips=["10.0.0.1"]), person("bob", "b", "a", ips=["10.0.0.2", "10.0.0.1"])
+    )
+    assert refused == [Refusal("bob", "a: 'ann' has the same address 10.0.0.1")]
+    assert roster.put(person("cy", "c", "a", ips=["10.0.0.2"]))[1] == [
+        Refusal("cy", "a: 'bob' has the same address 10.0.0.2")
+    ]
+    assert roster.remove("ann") == {("a", "ann"), ("a", "bob")}
+    assert roster.remove("bob") == {("a", "bob"), ("a", "cy")}
 
 
 def test_no_credential_is_none() -> None:
