@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import ssl
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from google.protobuf.message import Message
@@ -29,14 +29,22 @@ class Response(NamedTuple):
 class Rest:
     """Calls one node; each call is a connection of its own, so that threads may share it.
 
-    `key` is the node's unless another is given; an empty one sends no credentials. `timeout` is in seconds.
+    `key` is the node's unless another is given; an empty one sends no credentials. `timeout` is in seconds, `alpn` what
+    is offered, whatever is spoken then.
     """
 
     def __init__(
-        self, node: Target, key: str | None = None, dialect: Dialect = "bearer", timeout: float = 30.0
+        self,
+        node: Target,
+        key: str | None = None,
+        dialect: Dialect = "bearer",
+        timeout: float = 30.0,
+        alpn: Sequence[str] = (),
     ) -> None:
         self._address = node.host, node.rest_port
         self._context = ssl.create_default_context(cadata=node.pem)
+        if alpn:
+            self._context.set_alpn_protocols(list(alpn))
         self._timeout = timeout
         self.dialect = dialect
         self.credentials = credentials(node.key if key is None else key, dialect)

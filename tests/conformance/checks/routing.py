@@ -1,0 +1,109 @@
+"""What panels of today ask beside all that: outbounds' latency, and routing while the core runs."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from protos.service_pb2 import (
+    AddRoutingRuleRequest,
+    BalancerInfoRequest,
+    Empty,
+    LatencyRequest,
+    OverrideBalancerTargetRequest,
+    RemoveRoutingRuleRequest,
+    TestRouteRequest,
+)
+from tests.conformance import registry
+from tests.conformance.context import Context
+from tests.conformance.registry import Level, State
+from tests.conformance.stage import BALANCER, BLOCKED, VLESS
+
+check = partial(registry.check, "operations")
+
+XRAY = ["xray"]
+
+
+@check("latency", Level.CONTROLLERS, state=State.STOPPED, optional=True, cores=XRAY)
+def latency(context: Context) -> None:
+    """GetOutboundsLatency tells of an outbound that an observatory tests: it answers, and how soon."""
+    with page(context.stage.options.echo) as url:
+        probes = {"subjectSelector": ["direct"], "probeUrl": url, "probeInterval": "1s"}
+        context.start(observatory=probes)
+        context.node.call("GetOutboundsLatency", LatencyRequest())
+        context.soon(lambda: _told(context)["direct"][0], "the outbound is alive")
+        _, delay = _told(context)["direct"]
+        assert 0 <= delay < 10_000, f"{delay} ms"
+
+
+def _told(context: Context) -> dict[str, tuple[bool, int]]:
+    reply = context.node.call("GetOutboundsLatency", LatencyRequest())
+    return {latency.name: (latency.alive, latency.delay) for latency in reply.latencies}
+
+
+class Page(BaseHTTPRequestHandler):
+    """What outbounds are measured by."""
+
+    def do_GET(self) -> None:
+        self.send_response(204)
+        self.end_headers()
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: it is asked every second."""
+
+
+@contextmanager
+def page(host: str) -> Iterator[str]:
+    with ThreadingHTTPServer((host, 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://{host}:{server.server_port}/"
+        server.shutdown()
+
+
+@check("routing.rules", Level.CONTROLLERS, optional=True, cores=XRAY)
+def rules(context: Context) -> None:
+    """A rule that is added leads traffic elsewhere and is listed; removed, all is as before."""
+    tags = listed(context)
+    context.comes_in(context.anna)
+    rule = {"type": "field", "port": context.stage.echo.port, "outboundTag": "block", "ruleTag": "added"}
+    context.node.call("AddRoutingRule", AddRoutingRuleRequest(rule=json.dumps(rule)))
+    assert listed(context) == [*tags, ("block", "added")], f"listed are {listed(context)}"
+    context.stays_out(context.anna)
+    context.node.call("RemoveRoutingRule", RemoveRoutingRuleRequest(rule_tag="added"))
+    assert listed(context) == tags, f"listed are {listed(context)}"
+    context.comes_in(context.anna)
+
+
+def listed(context: Context) -> list[tuple[str, str]]:
+    return [(rule.outbound_tag, rule.rule_tag) for rule in context.node.call("ListRoutingRules", Empty()).rules]
+
+
+@check("routing.test", Level.CONTROLLERS, optional=True, cores=XRAY)
+def route(context: Context) -> None:
+    """TestRoute tells the outbound of a connection."""
+    request = TestRouteRequest(inbound_tag=VLESS, network="tcp", target_domain=BLOCKED, target_port=80)
+    assert context.node.call("TestRoute", request).outbound_tag == "block"
+
+
+@check("routing.balancer", Level.CONTROLLERS, optional=True, cores=XRAY)
+def balancer(context: Context) -> None:
+    """An overridden balancer leads where it is told, and GetBalancerInfo says so, until it may choose again."""
+    to = context.stage.balanced
+    assert context.node.call("GetBalancerInfo", BalancerInfoRequest(tag=BALANCER)).override_target == ""
+    context.comes_in(context.anna, to=to)
+    override(context, "block")
+    context.stays_out(context.anna, to=to)
+    override(context, "")
+    context.comes_in(context.anna, to=to)
+
+
+def override(context: Context, target: str) -> None:
+    context.node.call("OverrideBalancerTarget", OverrideBalancerTargetRequest(balancer_tag=BALANCER, target=target))
+    told = context.node.call("GetBalancerInfo", BalancerInfoRequest(tag=BALANCER))
+    assert told.override_target == target, f"the override is {told.override_target!r}"

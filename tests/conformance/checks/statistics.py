@@ -1,0 +1,188 @@
+"""Figures: what controllers bill by, who is online, and how the node is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+from protos.service_pb2 import (
+    Empty,
+    Inbound,
+    Inbounds,
+    Outbound,
+    Outbounds,
+    StatRequest,
+    StatType,
+    UsersStat,
+    UserStat,
+)
+from tests.conformance import registry
+from tests.conformance.context import Context, Traffic
+from tests.conformance.registry import Level, State
+from tests.conformance.stage import SOURCE
+from tests.conformance.wire import Refused
+
+check = partial(registry.check, "statistics")
+
+# What Xray leaves out of an inbound's downlink, for a connection.
+LEFT_OUT = 8192
+
+
+def collected(context: Context, kind: StatType, name: str, expected: Traffic, one: bool = False) -> None:
+    """Resets as controllers do until all is there; there must be no more, then and later."""
+    total = Traffic()
+
+    def ask() -> bool:
+        nonlocal total
+        total += context.counted(kind, name if one else "", reset=True, of=name)
+        return total.up >= expected.up and total.down >= expected.down
+
+    context.soon(ask, f"{expected} are counted")
+    ask()
+    assert total == expected, f"{total} of {expected} are counted"
+
+
+@check("stats.users", Level.CONTROLLERS, state=State.UNCOUNTED)
+def users(context: Context) -> None:
+    """Every byte of a user is in UsersStat exactly once, under their name, over several readings with reset."""
+    expected = context.traffic(context.anna) + context.traffic(context.anna)
+    collected(context, UsersStat, context.anna.email, expected)
+
+
+@check("stats.user", Level.CONTROLLERS, state=State.UNCOUNTED)
+def user(context: Context) -> None:
+    """UserStat tells one user's bytes; they stay without a reset, and begin at zero again with one."""
+    expected = context.traffic(context.anna)
+    name = context.anna.email
+    context.soon(lambda: context.counted(UserStat, name) == expected, f"{expected} are counted")
+    assert context.counted(UserStat, name) == expected
+    collected(context, UserStat, name, expected, one=True)
+    assert context.counted(UserStat, name) == Traffic()
+
+
+@check("stats.outbounds", Level.CONTROLLERS, state=State.UNCOUNTED)
+def outbounds(context: Context) -> None:
+    """Every byte of an outbound is in Outbounds exactly once, under its tag, and in Outbound."""
+    _, outbound = _own_tags(context)
+    expected = context.traffic(context.anna)
+    context.soon(lambda: context.counted(Outbound, outbound) == expected, f"{expected} are counted")
+    collected(context, Outbounds, outbound, expected)
+
+
+@check("stats.inbounds", Level.CONTROLLERS, state=State.UNCOUNTED)
+def inbounds(context: Context) -> None:
+    """Inbounds and Inbound tell an inbound's bytes; a core may leave out 8,192 of a connection's downlink."""
+    inbound, _ = _own_tags(context)
+    least = context.traffic(context.anna)
+
+    def told(counted: Callable[[], Traffic]) -> Callable[[], bool]:
+        return lambda: counted().up >= least.up and counted().down >= least.down - LEFT_OUT
+
+    context.soon(told(lambda: context.counted(Inbound, inbound)), f"{least} are counted")
+    context.soon(told(lambda: context.counted(Inbounds, "", of=inbound)), f"{least} are counted")
+
+
+def _own_tags(context: Context) -> tuple[str, str]:
+    """A core with tags that nothing was counted for."""
+    inbound, outbound = f"in {context.anna.email}", f"out {context.anna.email}"
+    anna = context.member(context.anna)
+    anna.inbounds.append(inbound)
+    context.node.call("Start", context.stage.renamed(context.stage.backend([anna]), inbound, outbound))
+    return inbound, outbound
+
+
+@check("stats.over-stop", Level.BEYOND, state=State.UNCOUNTED)
+def over_stop(context: Context) -> None:
+    """Bytes that nobody asked for outlive a Stop and a Start, to the byte."""
+    expected = context.traffic(context.anna)
+    context.stop()
+    context.start(context.member(context.anna))
+    expected += context.traffic(context.anna)
+    collected(context, UsersStat, context.anna.email, expected)
+
+
+@check("stats.removed", Level.BEYOND, state=State.UNCOUNTED)
+def removed(context: Context) -> None:
+    """The bytes of a user who is removed are told once more."""
+    expected = context.traffic(context.anna)
+    context.sync(context.gone(context.anna))
+    collected(context, UsersStat, context.anna.email, expected)
+
+
+@check("stats.stopped", Level.BEYOND, state=State.UNCOUNTED)
+def stopped(context: Context) -> None:
+    """What was counted can be asked for while nothing runs."""
+    expected = context.traffic(context.anna)
+    context.stop()
+    collected(context, UsersStat, context.anna.email, expected)
+
+
+@check("online", Level.CONTROLLERS)
+def online(context: Context) -> None:
+    """A connected user is online, with the address and the time; one who is not has none."""
+    anna, bert = (StatRequest(name=person.email) for person in (context.anna, context.bert))
+    context.sync(context.member(context.bert))
+    with context.connect(context.anna):
+        context.soon(lambda: context.node.call("GetUserOnlineStats", anna).value == 1, "one connection is online")
+        ips = context.soon(lambda: dict(context.node.call("GetUserOnlineIpListStats", anna).ips), "an address")
+        assert _absent(context, bert), "a user who never connected is online"
+    [(address, seen)] = ips.items()
+    assert address == SOURCE or not context.stage.options.local, f"the address is {address}"
+    assert abs(seen - time.time()) < 300, f"seen at {seen}"
+
+
+def _absent(context: Context, request: StatRequest) -> bool:
+    """Nobody, or words that nobody is known: cores differ."""
+    try:
+        return bool(context.node.call("GetUserOnlineStats", request).value == 0)
+    except Refused:
+        return True
+
+
+@check("online.leaves", Level.BEYOND)
+def leaves(context: Context) -> None:
+    """A user who has disconnected is online no more, and one who was never there has 0."""
+    anna, bert = (StatRequest(name=person.email) for person in (context.anna, context.bert))
+    context.sync(context.member(context.bert))
+    with context.connect(context.anna):
+        context.soon(lambda: context.node.call("GetUserOnlineStats", anna).value == 1, "one connection is online")
+    context.soon(lambda: context.node.call("GetUserOnlineStats", anna).value == 0, "nobody is online")
+    assert context.node.call("GetUserOnlineStats", bert).value == 0
+    assert not context.node.call("GetUserOnlineIpListStats", bert).ips
+
+
+@check("stats.unknown-name", Level.BEYOND)
+def unknown_name(context: Context) -> None:
+    """A name that nobody has is refused with 404 or NOT_FOUND."""
+    for name, kind in (("GetStats", UserStat), ("GetStats", Outbound), ("GetUserOnlineStats", UserStat)):
+        try:
+            context.node.call(name, StatRequest(name="nobody at all", type=kind))
+        except Refused as error:
+            assert error.status in ("404", "NOT_FOUND"), str(error)
+        else:
+            raise AssertionError(f"{name} tells of a name that nobody has")
+
+
+@check("stats.system", Level.CONTROLLERS)
+def system(context: Context) -> None:
+    """GetSystemStats tells of memory and processors."""
+    told = context.node.call("GetSystemStats", Empty())
+    assert 0 < told.mem_used <= told.mem_total, f"memory: {told.mem_used} of {told.mem_total}"
+    assert told.cpu_cores > 0
+    assert 0 <= told.cpu_usage <= 100 * told.cpu_cores
+
+
+@check("stats.system-stopped", Level.BEYOND)
+def system_stopped(context: Context) -> None:
+    """GetSystemStats answers without a core, too."""
+    context.stop()
+    system(context)
+
+
+@check("stats.backend", Level.CONTROLLERS)
+def backend(context: Context) -> None:
+    """GetBackendStats tells of the core: controllers ask it every ten seconds whether all is well."""
+    told = context.node.call("GetBackendStats", Empty())
+    assert told.num_goroutine > 0, "no goroutines"
+    assert told.sys > 0, "no memory"

@@ -1,0 +1,138 @@
+"""What a check has in its hands: the node over one protocol, three people, and the ways that lead through its core."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from typing import Any
+
+from protos.service_pb2 import BaseInfoResponse, Empty, StatRequest, StatType, User, Users
+from scripts.staging import transfer
+from scripts.staging.echo import EchoServer
+from scripts.staging.target import Dialect
+from scripts.staging.users import TestUser
+from scripts.staging.wait import until
+from tests.conformance.stage import VLESS, Stage
+from tests.conformance.wire import GrpcWire, Refused, RestWire, Wire
+
+# Seconds after which somebody who is not answered is out.
+OUT = 0.5
+
+
+class Context:
+    """One for each check. `renamed`: the people have names that nobody had before."""
+
+    def __init__(self, stage: Stage, protocol: str, renamed: bool = False) -> None:
+        self.stage, self.protocol = stage, protocol
+        self.node = self.speak()
+        self.anna, self.bert, self.cora = stage.newcomers() if renamed else stage.people
+
+    def speak(self, key: str | None = None, dialect: Dialect = "x-api-key") -> Wire:
+        """A client of the node, with another key or another way to show it."""
+        make = RestWire if self.protocol == "rest" else GrpcWire
+        return make(self.stage.options.node, key, dialect)
+
+    def close(self) -> None:
+        self.node.close()
+
+    @property
+    def rest(self) -> RestWire:
+        assert isinstance(self.node, RestWire)
+        return self.node
+
+    @property
+    def rpc(self) -> GrpcWire:
+        assert isinstance(self.node, GrpcWire)
+        return self.node
+
+    # The backend
+
+    def start(self, *users: User, **extra: Any) -> BaseInfoResponse:
+        """A Start with the inbounds of the stage and these users."""
+        reply: BaseInfoResponse = self.node.call("Start", self.stage.backend(users, **extra))
+        return reply
+
+    def stop(self) -> None:
+        """A node may refuse it where nothing runs."""
+        try:
+            self.node.call("Stop", Empty())
+        except Refused as error:
+            assert "backend not initialized" in error.text or "not started" in error.text, f"Stop: {error}"
+
+    def info(self) -> BaseInfoResponse:
+        reply: BaseInfoResponse = self.node.call("GetBaseInfo", Empty())
+        return reply
+
+    # Users
+
+    def member(self, person: TestUser, *tags: str) -> User:
+        """Without tags, in all inbounds."""
+        return self.stage.member(person, *(tags or self.stage.doors))
+
+    def gone(self, person: TestUser) -> User:
+        return User(email=person.email)
+
+    def sync(self, *users: User) -> None:
+        self.node.call("SyncUser", *users)
+
+    def replace(self, *users: User) -> None:
+        self.node.call("SyncUsers", Users(users=users))
+
+    def connect(
+        self, person: TestUser, tag: str = VLESS, timeout: float = 10.0, to: EchoServer | None = None
+    ) -> socket.socket:
+        """Through the node's core to an echo server. Raises `OSError` if there is no way."""
+        return transfer.connect(self.stage.socks(person, tag), to or self.stage.echo, timeout)
+
+    def is_in(self, person: TestUser, tag: str = VLESS, timeout: float = 10.0, to: EchoServer | None = None) -> bool:
+        """Whether a connection that is new gets to the echo server and back."""
+        try:
+            self.connect(person, tag, timeout, to).close()
+        except OSError:
+            return False
+        return True
+
+    def comes_in(self, person: TestUser, tag: str = VLESS, to: EchoServer | None = None) -> None:
+        self.soon(lambda: self.is_in(person, tag, to=to), f"a user gets in through {tag!r}")
+
+    def stays_out(self, person: TestUser, tag: str = VLESS, to: EchoServer | None = None) -> None:
+        self.soon(lambda: not self.is_in(person, tag, OUT, to), f"a user stays out of {tag!r}")
+
+    def soon(self, condition: Any, what: str) -> Any:
+        """Wait for it, as long as a foreign node may need; an exception is "not yet"."""
+        return until(condition, self.stage.options.patience, what)
+
+    # Statistics
+
+    def rows(self, kind: StatType, name: str = "", reset: bool = False) -> dict[tuple[str, str], int]:
+        """Bytes by name and direction, those with bytes alone."""
+        reply = self.node.call("GetStats", StatRequest(type=kind, name=name, reset=reset))
+        assert {row.link for row in reply.stats} <= {"traffic"}, "`link` is not `traffic`"
+        found = {(row.name, row.type): row.value for row in reply.stats if row.value}
+        assert {direction for _, direction in found} <= {"uplink", "downlink"}, f"`type` is neither of two: {found}"
+        return found
+
+    def counted(self, kind: StatType, name: str, reset: bool = False, of: str = "") -> Traffic:
+        """The bytes of this name; where all are asked for, those `of` one."""
+        rows, wanted = self.rows(kind, name, reset), of or name
+        return Traffic(rows.get((wanted, "uplink"), 0), rows.get((wanted, "downlink"), 0))
+
+    def traffic(self, person: TestUser, tag: str = VLESS) -> Traffic:
+        """Has them send and receive, and tells the bytes that the destination saw."""
+        echo = self.stage.echo
+        up, down = echo.received, echo.sent
+        with self.connect(person, tag) as link:
+            transfer.upload(link, 100_000)
+            transfer.download(link, 300_000)
+        return Traffic(echo.received - up, echo.sent - down)
+
+
+@dataclasses.dataclass
+class Traffic:
+    """Bytes from a user, and to them."""
+
+    up: int = 0
+    down: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.up + other.up, self.down + other.down)
