@@ -22,10 +22,13 @@ ENVIRONMENT: Mapping[str, str] = {"PATH": os.defpath, "GODEBUG": "multipathtcp=0
 
 @functools.cache
 def find_xray() -> Path:
-    """The pinned Xray, the same for every test: `TXNODE_TEST_XRAY`, else what the installer finds.
+    """The Xray of this run, the same for every test: `TXNODE_TEST_XRAY_NEW` of whatever version, else the pinned one.
 
-    Raises `InstallError`, which says what to do; a test without a core does not pass by being skipped.
+    That is `TXNODE_TEST_XRAY`, else what the installer finds. Raises `InstallError`, which says what to do; a test
+    without a core does not pass by being skipped.
     """
+    if newer := os.environ.get("TXNODE_TEST_XRAY_NEW"):
+        return _named(newer)
     found = install.find(XRAY, configured=os.environ.get("TXNODE_TEST_XRAY"), pinned=True)
     if found is None:
         raise install.InstallError(
@@ -33,6 +36,18 @@ def find_xray() -> Path:
             "or set TXNODE_TEST_XRAY to its executable"
         )
     return found
+
+
+def _named(newer: str) -> Path:
+    found = install.find(XRAY, configured=newer)
+    assert found is not None
+    return found
+
+
+@functools.cache
+def xray_number() -> tuple[int, ...]:
+    """The version of the Xray of this run."""
+    return tuple(map(int, install.version_of(XRAY, find_xray()).split(".")))
 
 
 class Xray(Child):
@@ -93,7 +108,8 @@ def _rule(port: int) -> Json:
 
 
 def _listens(inbound: Json) -> bool:
-    """SOCKS has a UDP port as well, which Xray opens after the TCP port."""
+    """SOCKS has a UDP port as well, which Xray opens after the TCP port; newer ones open one when it is asked for."""
     port, quic = inbound["port"], inbound.get("streamSettings", {}).get("network") == "hysteria"
-    udp = quic or (inbound["protocol"] == "socks" and inbound["settings"].get("udp", False))
+    socks = inbound["protocol"] == "socks" and xray_number() <= (26, 3, 27)
+    udp = quic or (socks and inbound["settings"].get("udp", False))
     return (quic or accepts(port)) and (not udp or bound(port))

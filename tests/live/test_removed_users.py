@@ -323,7 +323,9 @@ def with_headers(place: Place, person: TestUser, address: str) -> Json:
 def test_behind_a_reverse_proxy(controller: Controller, all_kinds: Mapping[str, Kind], echo: EchoServer) -> None:
     """Where a reverse proxy hides who is who nobody's connections are cut, and who is removed gets no new one."""
     place = Place(all_kinds["vless-ws-tls"], "websocket")
-    run(controller, [place], [member(ANNA, place), member(BERT, place)])
+    stream = {**place.inbound["streamSettings"], "sockopt": {"trustedXForwardedFor": ["X-Forwarded-For"]}}
+    inbound = {**place.inbound, "streamSettings": stream}
+    controller.start(backend([inbound], [member(ANNA, place), member(BERT, place)]))
     ports = free_port(), free_port()
     routes = {port: with_headers(place, person, FORWARDED) for port, person in zip(ports, (ANNA, BERT), strict=True)}
     with ExitStack() as stack, XrayClient(routes):
