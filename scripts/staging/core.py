@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from drivers.install import install
-from drivers.install.releases import XRAY
+from drivers.install.releases import XRAY, XRAY_BUILDABLE
 from scripts.staging.process import Child
 from scripts.staging.wait import accepts, bound
 
@@ -29,11 +29,11 @@ def find_xray() -> Path:
     """
     if newer := os.environ.get("TXNODE_TEST_XRAY_NEW"):
         return _named(newer)
-    found = install.find(XRAY, configured=os.environ.get("TXNODE_TEST_XRAY"), pinned=True)
+    found = install.find(XRAY_BUILDABLE, configured=os.environ.get("TXNODE_TEST_XRAY"), pinned=True)
     if found is None:
+        command = f"python -m drivers.install --version {XRAY_BUILDABLE.version} xray"
         raise install.InstallError(
-            f"this needs {XRAY.label}: run `python -m drivers.install --pinned xray`, "
-            "or set TXNODE_TEST_XRAY to its executable"
+            f"this needs {XRAY_BUILDABLE.label}: run `{command}`, or set TXNODE_TEST_XRAY to its executable"
         )
     return found
 
