@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from drivers.credentials import KEY_BYTES
 from drivers.process.known import NOTHING_MORE, Allowed
-from drivers.xray import exclusive, known, selectors, streams, taken, unix
+from drivers.xray import exclusive, guard, known, selectors, streams, taken, unix
 from drivers.xray.access import Shown
 from drivers.xray.accounts import BUILDERS, Inbound
 from drivers.xray.doors import Door, doors, entrances, is_over_udp, is_transparent, listens
@@ -60,6 +60,7 @@ class Plan:
     """A configuration without users and without the node's API, and what is known of its managed inbounds.
 
     `doors` is where their users come in, `shown` what the controller asked to see of the core's lines.
+    `first` is the settings of the router that go before all others.
     """
 
     base: Config
@@ -68,6 +69,7 @@ class Plan:
     uncounted: frozenset[Scope]
     doors: Mapping[str, Door]
     shown: Shown
+    first: bytes = b""
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -170,7 +172,10 @@ def _planned(base: Config, text: str, exclude: frozenset[str], version: Version)
     shown = taken.take_over(base, count_inbounds=not uncounted)
     selectors.bind(base)
     _name_outbounds(base)
-    return Plan(base, inbounds, tuple(warnings), uncounted, doors(base.inbound, inbounds), shown)
+    first = guard.protect(base, version)
+    if first:
+        warnings.append(guard.WARNING.format(".".join(map(str, version))))
+    return Plan(base, inbounds, tuple(warnings), uncounted, doors(base.inbound, inbounds), shown, first=first)
 
 
 def render(plan: Plan, api: Endpoint, accounts: Mapping[str, Accounts]) -> bytes:
@@ -182,6 +187,7 @@ def render(plan: Plan, api: Endpoint, accounts: Mapping[str, Accounts]) -> bytes
             protocol = plan.inbounds[handler.tag].protocol
             handler.proxy_settings.value += users_field(protocol, accounts[handler.tag].values())
     _add_api(config, api)
+    _put_first(config, plan.first)
     return config.SerializeToString()
 
 
@@ -289,7 +295,10 @@ def _add_api_inbound(config: Config, api: Endpoint) -> None:
         )
     )
     rule = xray_pb2.RoutingRule(tag=api.outbound, inbound_tag=[api.inbound], rule_tag=f"{OURS}rule-{api.token}")
-    first = xray_pb2.RouterConfig(rule=[rule]).SerializeToString()
+    _put_first(config, xray_pb2.RouterConfig(rule=[rule]).SerializeToString())
+
+
+def _put_first(config: Config, settings: bytes) -> None:
+    """Have these settings of the router before its own: concatenated messages are merged."""
     router = next(app for app in config.app if app.type == taken.ROUTER)
-    # Concatenated messages are merged, so ours is the first rule.
-    router.value = first + router.value
+    router.value = settings + router.value

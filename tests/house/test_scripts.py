@@ -186,7 +186,7 @@ def test_the_tests_of_xray_on_another_one(tmp_path: Path) -> None:
     *_, tests, again = _tested(tmp_path, "tests/live", TXNODE_TEST_XRAY_NEW="/opt/xray")
     assert " -m " not in tests
     assert again.startswith("pytest ")
-    assert " -m core -k not sing_box and not sing-box tests/live" in again
+    assert " -m core --ignore tests/drivers -k not sing_box and not sing-box tests/live" in again
     assert again.endswith(" on /opt/xray")
     assert not tests.endswith(" on /opt/xray")
 
