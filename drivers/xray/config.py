@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from drivers.credentials import KEY_BYTES
 from drivers.process.known import NOTHING_MORE, Allowed
-from drivers.xray import exclusive, guard, known, selectors, streams, taken, unix
+from drivers.xray import exclusive, guard, known, selectors, streams, taken, traps, unix
 from drivers.xray.access import Shown
 from drivers.xray.accounts import BUILDERS, Inbound
 from drivers.xray.doors import Door, doors, entrances, is_over_udp, is_transparent, listens
@@ -154,13 +154,15 @@ def plan(
 
 def _planned(base: Config, text: str, exclude: frozenset[str], version: Version) -> Plan:
     inbounds: dict[str, Inbound] = {}
-    warnings: list[str] = []
+    warnings = list(traps.traps(base, text, version))
     for handler, hint in zip(base.inbound, hints(text, len(base.inbound)), strict=True):
         _refuse_deadly(handler)
         streams.take_over_receiver(handler)
         managed = None if handler.tag in exclude else _manage(handler, hint, warnings)
         if managed is not None:
             inbounds[managed.tag] = managed
+        elif handler.proxy_settings.type in (*PROTOCOLS, SHADOWSOCKS_2022_SINGLE):
+            warnings.extend(filter(None, [traps.unread(handler, hint, version)]))
     for outbound in base.outbound:
         streams.take_over_sender(outbound)
     if not base.outbound:

@@ -16,6 +16,7 @@ from drivers.xray.api import Api
 from drivers.xray.config import Endpoint, Plan
 from drivers.xray.connections import Connections
 from drivers.xray.selectors import OURS
+from drivers.xray.traps import Disbelief
 from drivers.xray.users import Users
 from node.contract.accounts import Accounts, Change
 from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
@@ -40,11 +41,13 @@ class XrayGeneration(SharedRun[Api]):
         connections: Connections,
         started: dict[str, Accounts],
         files: Files,
+        disbelief: Disbelief,
     ) -> None:
         super().__init__(host, process, api, sharing=sharing, listening=plan, own_paths=[endpoint.socket])
         self.plan = plan
         self._own = own_counters(endpoint, plan.base.outbound)
         self._files = files
+        self._disbelief = disbelief
         self._connections = connections
         self.accounts = started
         self._users = Users(host, plan, api, connections, started, self)
@@ -63,7 +66,7 @@ class XrayGeneration(SharedRun[Api]):
 
     @property
     def warnings(self) -> Sequence[str]:
-        return self._files.warnings
+        return [*self._files.warnings, *self._disbelief.warnings]
 
     async def counters(self) -> Reading:
         with asking(COUNTERS):

@@ -17,6 +17,7 @@ from drivers.xray.api import Api
 from drivers.xray.connections import Connections
 from drivers.xray.executable import files
 from drivers.xray.generation import XrayGeneration
+from drivers.xray.traps import Disbelief
 from drivers.xray.verdict import cause, is_refusal, look
 from node.contract.accounts import Accounts
 
@@ -40,13 +41,17 @@ class XrayPlan(Planned[config.Plan]):
         endpoint, connections = self._new_api(xray), Connections(self._host.reactor, self.made.doors)
         message = await self._rendered(endpoint, started)
         read = files(xray)
-        core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint, connections, self.made.shown))
+        disbelief = Disbelief()
+        sifter = _sifter(endpoint, connections, self.made.shown, disbelief)
+        core = CoreProcess(self._host.reactor, self._host.log.extend, sifter)
         xray.start(core, "run", *_FROM_PROTOBUF, contents={0: message})
         core.when_exited().addCallback(lambda _: _remove_socket(Path(endpoint.socket)))
         watch(core, self._sharing)
         api = Api(endpoint.socket)
         await self._ready(core, api, Path(endpoint.socket), seconds)
-        return XrayGeneration(self._host, self._sharing, self.made, core, api, endpoint, connections, started, read)
+        return XrayGeneration(
+            self._host, self._sharing, self.made, core, api, endpoint, connections, started, read, disbelief
+        )
 
     async def _rendered(self, endpoint: config.Endpoint, target: Mapping[str, Accounts]) -> bytes:
         return await starting.built(self._host.reactor, target, config.render, self.made, endpoint, target)
@@ -68,13 +73,15 @@ class XrayPlan(Planned[config.Plan]):
             raise
 
 
-def _sifter(api: config.Endpoint, connections: Connections, shown: Shown) -> Callable[[list[str]], list[str]]:
+def _sifter(
+    api: config.Endpoint, connections: Connections, shown: Shown, disbelief: Disbelief
+) -> Callable[[list[str]], list[str]]:
     """What of the core's lines goes into the log: none about the node's own API connections, and what was asked for."""
 
     def sift(lines: list[str]) -> list[str]:
         kept = []
         for line in lines:
-            if api.token in line:
+            if api.token in line or disbelief.again(line):
                 continue
             connections.take(line)
             if (text := shown.line(line)) is not None:
