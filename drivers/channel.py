@@ -28,6 +28,8 @@ _OPTIONS = [
 # What a core did not do that was asked.
 COUNTERS = "the core did not give its counters"
 ONLINE = "the core did not say who is online"
+LATENCY = "the core did not say what it measured"
+ROUTING = "the core did not answer about its routing"
 USERS = "the core did not list its users"
 # Deployed controllers know how this text begins, and leave a node that says it alone.
 FIGURES = "failed to get sys stats"

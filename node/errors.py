@@ -139,7 +139,7 @@ class WrongMediaType(NodeError):
 
 
 class Unsupported(NodeError):
-    """Not built, or not something that this core can do. Never answered with zeros."""
+    """Not something that this core can do, or with this configuration. Never answered with zeros."""
 
     code, http, grpc = "unsupported", 501, "UNIMPLEMENTED"
 

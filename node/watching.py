@@ -2,30 +2,64 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
 
 from twisted.application.service import Service
 from twisted.internet.interfaces import IReactorTime
 
+from node.logs import Logger
 from node.periodic import Periodic
 
 Stamp = tuple[tuple[int, ...] | None, ...]
 
 
-class Files(Protocol):
-    """What is made of some files. `fault`: why the files as they are now are not what is in use."""
+class Files(ABC):
+    """What is made of some files, anew when they changed. Where that cannot be, what was made of them before stays.
 
-    fault: str
+    `what` is how that is said: "the certificate that was loaded before stays". `unfit` is what `make` raises for files
+    that it cannot use.
+    """
 
-    def changed(self) -> bool:
-        """Whether they are others than at the last attempt to load them."""
-        ...
+    log = Logger()
+
+    def __init__(self, files: Iterable[Path], what: str, unfit: type[Exception]) -> None:
+        self._files = tuple(files)
+        self._what = what
+        self._unfit = unfit
+        self._seen: Stamp | None = None
+        # Why the files as they are now are not what is in use.
+        self.fault = ""
+
+    @abstractmethod
+    def make(self) -> None:
+        """Read the files, now to be used."""
+
+    def load(self) -> None:
+        """The same, and they are not looked at again before they change. Raises what `make` raises."""
+        seen = stamp(self._files)  # before reading, so that a change in between is noticed later
+        try:
+            self.make()
+        except self._unfit:
+            self._seen = seen
+            raise
+        # After anything else they are looked at again the next time.
+        self._seen, self.fault = seen, ""
 
     def reload(self) -> bool:
-        """Load them; False, and one error in the log, if that cannot be: what was loaded before stays."""
-        ...
+        """Load them again; False, and one error in the log, if that cannot be."""
+        try:
+            self.load()
+        except self._unfit as error:
+            self.fault = f"{self._what} in use: {error}"
+            self.log.error("{fault}", fault=self.fault)
+            return False
+        return True
+
+    def changed(self) -> bool:
+        """Whether they are others than at the last attempt to load them, be they as bad as they may."""
+        return stamp(self._files) != self._seen
 
 
 class FileWatch(Service):

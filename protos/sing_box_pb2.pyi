@@ -139,3 +139,39 @@ class SysStatsResponse(_message.Message):
     pause_total_ns: int
     uptime: int
     def __init__(self, num_goroutine: _Optional[int] = ..., num_gc: _Optional[int] = ..., alloc: _Optional[int] = ..., total_alloc: _Optional[int] = ..., sys: _Optional[int] = ..., mallocs: _Optional[int] = ..., frees: _Optional[int] = ..., live_objects: _Optional[int] = ..., pause_total_ns: _Optional[int] = ..., uptime: _Optional[int] = ...) -> None: ...
+
+class Group(_message.Message):
+    __slots__ = ("tag", "type", "selected", "items")
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    SELECTED_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    tag: str
+    type: str
+    selected: str
+    items: _containers.RepeatedCompositeFieldContainer[GroupItem]
+    def __init__(self, tag: _Optional[str] = ..., type: _Optional[str] = ..., selected: _Optional[str] = ..., items: _Optional[_Iterable[_Union[GroupItem, _Mapping]]] = ...) -> None: ...
+
+class GroupItem(_message.Message):
+    __slots__ = ("tag", "url_test_time", "url_test_delay")
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    URL_TEST_TIME_FIELD_NUMBER: _ClassVar[int]
+    URL_TEST_DELAY_FIELD_NUMBER: _ClassVar[int]
+    tag: str
+    url_test_time: int
+    url_test_delay: int
+    def __init__(self, tag: _Optional[str] = ..., url_test_time: _Optional[int] = ..., url_test_delay: _Optional[int] = ...) -> None: ...
+
+class Groups(_message.Message):
+    __slots__ = ("group",)
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    group: _containers.RepeatedCompositeFieldContainer[Group]
+    def __init__(self, group: _Optional[_Iterable[_Union[Group, _Mapping]]] = ...) -> None: ...
+
+class SelectOutboundRequest(_message.Message):
+    __slots__ = ("group_tag", "outbound_tag")
+    GROUP_TAG_FIELD_NUMBER: _ClassVar[int]
+    OUTBOUND_TAG_FIELD_NUMBER: _ClassVar[int]
+    group_tag: str
+    outbound_tag: str
+    def __init__(self, group_tag: _Optional[str] = ..., outbound_tag: _Optional[str] = ...) -> None: ...

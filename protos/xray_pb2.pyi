@@ -384,16 +384,18 @@ class RouterConfig(_message.Message):
     def __init__(self, rule: _Optional[_Iterable[_Union[RoutingRule, _Mapping]]] = ..., balancing_rule: _Optional[_Iterable[_Union[BalancingRule, _Mapping]]] = ...) -> None: ...
 
 class RoutingRule(_message.Message):
-    __slots__ = ("tag", "inbound_tag", "rule_tag", "webhook")
+    __slots__ = ("tag", "inbound_tag", "balancing_tag", "rule_tag", "webhook")
     TAG_FIELD_NUMBER: _ClassVar[int]
     INBOUND_TAG_FIELD_NUMBER: _ClassVar[int]
+    BALANCING_TAG_FIELD_NUMBER: _ClassVar[int]
     RULE_TAG_FIELD_NUMBER: _ClassVar[int]
     WEBHOOK_FIELD_NUMBER: _ClassVar[int]
     tag: str
     inbound_tag: _containers.RepeatedScalarFieldContainer[str]
+    balancing_tag: str
     rule_tag: str
     webhook: WebhookConfig
-    def __init__(self, tag: _Optional[str] = ..., inbound_tag: _Optional[_Iterable[str]] = ..., rule_tag: _Optional[str] = ..., webhook: _Optional[_Union[WebhookConfig, _Mapping]] = ...) -> None: ...
+    def __init__(self, tag: _Optional[str] = ..., inbound_tag: _Optional[_Iterable[str]] = ..., balancing_tag: _Optional[str] = ..., rule_tag: _Optional[str] = ..., webhook: _Optional[_Union[WebhookConfig, _Mapping]] = ...) -> None: ...
 
 class WebhookConfig(_message.Message):
     __slots__ = ("url",)
@@ -587,3 +589,138 @@ class GetStatsOnlineIpListResponse(_message.Message):
     name: str
     ips: _containers.ScalarMap[str, int]
     def __init__(self, name: _Optional[str] = ..., ips: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class OutboundStatus(_message.Message):
+    __slots__ = ("alive", "delay", "outbound_tag", "last_seen_time", "last_try_time")
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
+    DELAY_FIELD_NUMBER: _ClassVar[int]
+    OUTBOUND_TAG_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEEN_TIME_FIELD_NUMBER: _ClassVar[int]
+    LAST_TRY_TIME_FIELD_NUMBER: _ClassVar[int]
+    alive: bool
+    delay: int
+    outbound_tag: str
+    last_seen_time: int
+    last_try_time: int
+    def __init__(self, alive: bool = ..., delay: _Optional[int] = ..., outbound_tag: _Optional[str] = ..., last_seen_time: _Optional[int] = ..., last_try_time: _Optional[int] = ...) -> None: ...
+
+class ObservationResult(_message.Message):
+    __slots__ = ("status",)
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    status: _containers.RepeatedCompositeFieldContainer[OutboundStatus]
+    def __init__(self, status: _Optional[_Iterable[_Union[OutboundStatus, _Mapping]]] = ...) -> None: ...
+
+class GetOutboundStatusResponse(_message.Message):
+    __slots__ = ("status",)
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    status: ObservationResult
+    def __init__(self, status: _Optional[_Union[ObservationResult, _Mapping]] = ...) -> None: ...
+
+class ListedRule(_message.Message):
+    __slots__ = ("tag", "rule_tag")
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    RULE_TAG_FIELD_NUMBER: _ClassVar[int]
+    tag: str
+    rule_tag: str
+    def __init__(self, tag: _Optional[str] = ..., rule_tag: _Optional[str] = ...) -> None: ...
+
+class ListRuleResponse(_message.Message):
+    __slots__ = ("rules",)
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    rules: _containers.RepeatedCompositeFieldContainer[ListedRule]
+    def __init__(self, rules: _Optional[_Iterable[_Union[ListedRule, _Mapping]]] = ...) -> None: ...
+
+class AddRuleRequest(_message.Message):
+    __slots__ = ("config", "should_append")
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    SHOULD_APPEND_FIELD_NUMBER: _ClassVar[int]
+    config: TypedMessage
+    should_append: bool
+    def __init__(self, config: _Optional[_Union[TypedMessage, _Mapping]] = ..., should_append: bool = ...) -> None: ...
+
+class RemoveRuleRequest(_message.Message):
+    __slots__ = ("rule_tag",)
+    RULE_TAG_FIELD_NUMBER: _ClassVar[int]
+    rule_tag: str
+    def __init__(self, rule_tag: _Optional[str] = ...) -> None: ...
+
+class RoutingContext(_message.Message):
+    __slots__ = ("inbound_tag", "network", "target_ips", "target_port", "target_domain", "protocol", "user", "attributes", "outbound_group_tags", "outbound_tag")
+    class AttributesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    INBOUND_TAG_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_FIELD_NUMBER: _ClassVar[int]
+    TARGET_IPS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_PORT_FIELD_NUMBER: _ClassVar[int]
+    TARGET_DOMAIN_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    OUTBOUND_GROUP_TAGS_FIELD_NUMBER: _ClassVar[int]
+    OUTBOUND_TAG_FIELD_NUMBER: _ClassVar[int]
+    inbound_tag: str
+    network: int
+    target_ips: _containers.RepeatedScalarFieldContainer[bytes]
+    target_port: int
+    target_domain: str
+    protocol: str
+    user: str
+    attributes: _containers.ScalarMap[str, str]
+    outbound_group_tags: _containers.RepeatedScalarFieldContainer[str]
+    outbound_tag: str
+    def __init__(self, inbound_tag: _Optional[str] = ..., network: _Optional[int] = ..., target_ips: _Optional[_Iterable[bytes]] = ..., target_port: _Optional[int] = ..., target_domain: _Optional[str] = ..., protocol: _Optional[str] = ..., user: _Optional[str] = ..., attributes: _Optional[_Mapping[str, str]] = ..., outbound_group_tags: _Optional[_Iterable[str]] = ..., outbound_tag: _Optional[str] = ...) -> None: ...
+
+class TestRouteRequest(_message.Message):
+    __slots__ = ("routing_context", "field_selectors", "publish_result")
+    ROUTING_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    FIELD_SELECTORS_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_RESULT_FIELD_NUMBER: _ClassVar[int]
+    routing_context: RoutingContext
+    field_selectors: _containers.RepeatedScalarFieldContainer[str]
+    publish_result: bool
+    def __init__(self, routing_context: _Optional[_Union[RoutingContext, _Mapping]] = ..., field_selectors: _Optional[_Iterable[str]] = ..., publish_result: bool = ...) -> None: ...
+
+class OverrideInfo(_message.Message):
+    __slots__ = ("target",)
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    target: str
+    def __init__(self, target: _Optional[str] = ...) -> None: ...
+
+class PrincipleTargetInfo(_message.Message):
+    __slots__ = ("tag",)
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    tag: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, tag: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class BalancerMsg(_message.Message):
+    __slots__ = ("override", "principle_target")
+    OVERRIDE_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPLE_TARGET_FIELD_NUMBER: _ClassVar[int]
+    override: OverrideInfo
+    principle_target: PrincipleTargetInfo
+    def __init__(self, override: _Optional[_Union[OverrideInfo, _Mapping]] = ..., principle_target: _Optional[_Union[PrincipleTargetInfo, _Mapping]] = ...) -> None: ...
+
+class GetBalancerInfoRequest(_message.Message):
+    __slots__ = ("tag",)
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    tag: str
+    def __init__(self, tag: _Optional[str] = ...) -> None: ...
+
+class GetBalancerInfoResponse(_message.Message):
+    __slots__ = ("balancer",)
+    BALANCER_FIELD_NUMBER: _ClassVar[int]
+    balancer: BalancerMsg
+    def __init__(self, balancer: _Optional[_Union[BalancerMsg, _Mapping]] = ...) -> None: ...
+
+class OverrideBalancerTargetRequest(_message.Message):
+    __slots__ = ("balancer_tag", "target")
+    BALANCER_TAG_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    balancer_tag: str
+    target: str
+    def __init__(self, balancer_tag: _Optional[str] = ..., target: _Optional[str] = ...) -> None: ...

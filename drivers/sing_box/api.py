@@ -12,7 +12,7 @@ from drivers.sing_box.fronts import Fronts, Pair, pair_of
 from drivers.sing_box.tally import Stream, Tally
 from node.logs import Logger
 from protos import sing_box_pb2
-from protos.sing_box_pb2 import Connection, ConnectionEvents, Nothing, Status, Subscription
+from protos.sing_box_pb2 import Connection, ConnectionEvents, Group, Groups, Nothing, Status, Subscription
 
 DAEMON = "/daemon.StartedService/"
 STATS = "/v2ray.core.app.stats.command.StatsService/"
@@ -118,6 +118,13 @@ class Api:
             async for status in stream:
                 return status  # type: ignore[no-any-return]
         return Status()
+
+    async def groups(self) -> list[Group]:
+        """The groups of outbounds, as they are now. Raises `ApiFailed`."""
+        async with aclosing(self._daemon.stream(DAEMON + "SubscribeGroups", Nothing(), Groups, DEADLINE)) as stream:
+            async for groups in stream:
+                return list(groups.group)
+        return []
 
     async def sys_stats(self) -> sing_box_pb2.SysStatsResponse | None:
         """The run-time's figures; None where the build does not have them. Raises `ApiFailed`."""

@@ -9,13 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from twisted.internet.defer import ensureDeferred
 from twisted.internet.threads import deferToThreadPool
 
-from drivers.channel import COUNTERS, FIGURES, ONLINE, USERS, ApiFailed, asking
+from drivers.channel import COUNTERS, FIGURES, LATENCY, ONLINE, USERS, ApiFailed, asking
 from drivers.process.child import CoreProcess
 from drivers.process.executable import Files
 from drivers.process.shared import SharedRun
 from drivers.sing_box.accounts import alike, label, login_of, name_of, stranger, unlabelled
 from drivers.sing_box.api import Api
 from drivers.sing_box.config import Endpoint, Plan
+from drivers.sing_box.groups import NOT_MEASURED, latencies, measures
 from drivers.sing_box.live import LiveUsers
 from drivers.sockets.connections import deafen, run_dry
 from drivers.sockets.rights import Unreachable
@@ -23,8 +24,8 @@ from drivers.sockets.sharing import Sharing
 from node.contract.accounts import Accounts, Change, Refusal, apply, key_of
 from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
 from node.contract.driver import Applied, Exit, Host
-from node.errors import CoreFailed
-from protos.service_pb2 import BackendStatsResponse
+from node.errors import CoreFailed, Unsupported
+from protos.service_pb2 import BackendStatsResponse, Latency
 
 # Seconds for which connections may come to their end: what is cut in the middle of a write is not counted.
 DRY = 0.5
@@ -36,7 +37,7 @@ LACKING = "{:,} bytes that this run of the core carried are counted for nobody: 
 
 
 class SingBoxGeneration(SharedRun[Api]):
-    """Satisfies `node.contract.driver.Generation` and `Shares`."""
+    """Satisfies `node.contract.driver.Generation`, `Shares` and `MeasuresLatency`."""
 
     uncounted: frozenset[Scope] = frozenset()
 
@@ -120,6 +121,12 @@ class SingBoxGeneration(SharedRun[Api]):
             sys=status.memory,
             uptime=max(0, int(time.time() - started)),
         )
+
+    async def latency(self) -> Sequence[Latency]:
+        if not measures(self.plan.tree):
+            raise Unsupported(NOT_MEASURED)
+        with asking(LATENCY):
+            return latencies(await self._host.aio.run(self._api.groups()))
 
     async def audit(self) -> int:
         """Only live users can be others than it was told: who else is in its configuration stays there."""

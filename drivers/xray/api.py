@@ -7,18 +7,20 @@ for the very inbound they go to.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
 
 from drivers.channel import ApiFailed, Channel
+from drivers.xray.router import Router
 from drivers.xray.wire import field
 from protos import xray_pb2
 
 HANDLER = "/xray.app.proxyman.command.HandlerService/"
 STATS = "/xray.app.stats.command.StatsService/"
+OBSERVATORY = "/xray.core.app.observatory.command.ObservatoryService/"
 # More in flight gain nothing, measured.
 IN_FLIGHT = 64
 # Counters of a reply are gone through in parts of this many, between which other calls go on.
@@ -47,6 +49,10 @@ class Api:
 
     def __init__(self, socket: str) -> None:
         self._channel = Channel(f"unix:{socket}")
+
+    def router(self, rules: Iterable[xray_pb2.RoutingRule]) -> Router:
+        """Its routing, where it was started with these rules."""
+        return Router(self._channel, rules)
 
     async def close(self) -> None:
         await self._channel.close()
@@ -98,6 +104,13 @@ class Api:
                 return 0
             raise
         return int(reply.stat.value)
+
+    async def outbounds(self) -> list[xray_pb2.OutboundStatus]:
+        """What the observatory has measured so far. Raises `ApiFailed`."""
+        path = OBSERVATORY + "GetOutboundStatus"
+        reply: xray_pb2.GetOutboundStatusResponse
+        reply = await self._call(path, xray_pb2.Nothing(), xray_pb2.GetOutboundStatusResponse)
+        return list(reply.status.status)
 
     async def count_users(self, tag: str) -> int:
         request = xray_pb2.GetInboundUserRequest(tag=tag)

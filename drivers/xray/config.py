@@ -7,13 +7,13 @@ that is not named here is touched: unknown fields stay as they came. Type names 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from google.protobuf.message import DecodeError
 
 from drivers.credentials import KEY_BYTES
 from drivers.process.known import NOTHING_MORE, Allowed
-from drivers.xray import exclusive, guard, known, selectors, streams, taken, traps, unix
+from drivers.xray import exclusive, guard, known, latency, rules, selectors, streams, taken, traps, unix
 from drivers.xray.access import Shown
 from drivers.xray.accounts import BUILDERS, Inbound
 from drivers.xray.doors import Door, doors, entrances, is_over_udp, is_transparent, listens
@@ -22,6 +22,7 @@ from drivers.xray.text import Hints, hints
 from drivers.xray.wire import field
 from node.contract.accounts import Account, Accounts
 from node.contract.counters import Scope
+from node.contract.routing import Routing
 from node.errors import InvalidConfig
 from protos import service_pb2, xray_pb2
 from protos.xray_pb2 import Config, InboundHandlerConfig, OutboundHandlerConfig, TypedMessage
@@ -49,7 +50,9 @@ SHADOWSOCKS = ("xray.proxy.shadowsocks.ServerConfig", SHADOWSOCKS_2022, SHADOWSO
 API_SERVICES = (
     "xray.app.proxyman.command.Config",
     "xray.app.stats.command.Config",
+    "xray.app.router.command.Config",
 )
+OBSERVATORY_SERVICE = "xray.core.app.observatory.command.Config"
 Version = tuple[int, ...]
 HYSTERIA_MISCOUNTED: Version = (26, 3, 27)
 _UNIX = 4
@@ -59,8 +62,8 @@ _UNIX = 4
 class Plan:
     """A configuration without users and without the node's API, and what is known of its managed inbounds.
 
-    `doors` is where their users come in, `shown` what the controller asked to see of the core's lines.
-    `first` is the settings of the router that go before all others.
+    `doors` is where their users come in, `shown` what the controller asked to see of the core's lines. `routing` is
+    what was changed of the rules, and in `base` already, `first` the settings of the router that go before all others.
     """
 
     base: Config
@@ -69,6 +72,7 @@ class Plan:
     uncounted: frozenset[Scope]
     doors: Mapping[str, Door]
     shown: Shown
+    routing: Routing = Routing()  # noqa: RUF009  it is frozen, too
     first: bytes = b""
 
     @property
@@ -95,6 +99,11 @@ class Plan:
     def sessions(self) -> frozenset[int]:
         """The ports where clients have sessions by UDP."""
         return frozenset(listens(filter(is_over_udp, self.base.inbound)))
+
+    @property
+    def measures(self) -> bool:
+        """Whether the core measures outbounds."""
+        return latency.measures(self.base)
 
     @property
     def exclusive(self) -> Sequence[str]:
@@ -152,6 +161,23 @@ def plan(
         raise InvalidConfig("the node cannot read what this core makes of the configuration") from error
 
 
+def rerouted(
+    plan: Plan, routing: Routing, converted: bytes, text: str, version: Version, allowed: Allowed = NOTHING_MORE
+) -> Plan:
+    """The plan, as it was prepared, with these changes of its rules; `converted` is what the core made of `text`.
+
+    Raises as `rules.added` and `rules.changed`, and `InvalidConfig` for what is neither known nor allowed.
+    """
+    base = Config.FromString(converted)
+    known.judge(base, text, version, allowed)
+    for address, where in unix.sockets(base):
+        allowed.judge_socket(address, where)
+    found = rules.added(base, routing)
+    tags = [rules.public(rule.rule_tag) for rule in found]
+    tagged = tuple(each._replace(tag=tag) for each, tag in zip(routing.added, tags, strict=True))
+    return replace(plan, base=rules.changed(plan.base, routing, found), routing=replace(routing, added=tagged))
+
+
 def _planned(base: Config, text: str, exclude: frozenset[str], version: Version) -> Plan:
     inbounds: dict[str, Inbound] = {}
     warnings = list(traps.traps(base, text, version))
@@ -174,6 +200,7 @@ def _planned(base: Config, text: str, exclude: frozenset[str], version: Version)
     shown = taken.take_over(base, count_inbounds=not uncounted)
     selectors.bind(base)
     _name_outbounds(base)
+    rules.name_rules(base)
     first = guard.protect(base, version)
     if first:
         warnings.append(guard.WARNING.format(".".join(map(str, version))))
@@ -273,7 +300,8 @@ def _name_outbounds(base: Config) -> None:
 
 def _add_api(config: Config, api: Endpoint) -> None:
     commander = xray_pb2.CommanderConfig(tag=api.outbound)
-    commander.service.extend(TypedMessage(type=service) for service in API_SERVICES)
+    services = [*API_SERVICES, *([OBSERVATORY_SERVICE] if latency.measures(config) else [])]
+    commander.service.extend(TypedMessage(type=service) for service in services)
     if api.direct:
         commander.listen = f"{api.socket},0600"
     else:
@@ -296,7 +324,7 @@ def _add_api_inbound(config: Config, api: Endpoint) -> None:
             proxy_settings=TypedMessage(type=DOKODEMO, value=dokodemo.SerializeToString()),
         )
     )
-    rule = xray_pb2.RoutingRule(tag=api.outbound, inbound_tag=[api.inbound], rule_tag=f"{OURS}rule-{api.token}")
+    rule = xray_pb2.RoutingRule(tag=api.outbound, inbound_tag=[api.inbound], rule_tag=rules.own_tag(api.token))
     _put_first(config, xray_pb2.RouterConfig(rule=[rule]).SerializeToString())
 
 

@@ -10,7 +10,7 @@ from drivers.process.planned import Core
 from drivers.xray import config, files
 from drivers.xray.executable import installation
 from drivers.xray.plan import XrayPlan
-from drivers.xray.verdict import look
+from drivers.xray.verdict import CONVERT, look
 from node.contract.driver import Host
 
 
@@ -26,9 +26,7 @@ class Xray(Core):
         xray, text = await self._installation.current(), config_text
         reactor, paths = self._host.reactor, self._installation.paths
         touched = await starting.read(reactor, text, files.asked, text, paths)
-        done = await look(
-            xray.touching(touched), "convert", "pb", "-outpbfile", "/dev/fd/3", "stdin:", stdin=text.encode()
-        )
+        done = await look(xray.touching(touched), *CONVERT, stdin=text.encode())
         reading = config.plan, done.output, text, exclude, xray.number, Allowed.of(self._host)
         made = await starting.read(reactor, text, *reading)
         await starting.read(reactor, text, files.check, made.base, paths, xray.unconfined)

@@ -22,11 +22,18 @@ def exclusive(base: Config) -> Iterator[str]:
         kind = _KINDS.get(handler.proxy_settings.type)
         if kind is not None:
             yield kind(handler.tag)
-    for tag in (*portals(base), *(tag for inbound in base.inbound for tag in _portals(inbound))):
+    for tag in bridged(base):
         yield f"the bridges of the reverse proxy {tag!r} stay with the process that they are connected to"
     for handler in filter(is_http_3, base.inbound):
         # Xray's client does not hear that nobody is at the port, but it does hear the core's own farewell.
         yield f"clients of {handler.tag!r} (XHTTP by HTTP/3) would find another core after half a minute"
+
+
+def bridged(base: Config) -> Iterator[str]:
+    """The tags of reverse proxies: outbounds that no configuration lists."""
+    yield from portals(base)
+    for inbound in base.inbound:
+        yield from _portals(inbound)
 
 
 def _portals(inbound: InboundHandlerConfig) -> Iterator[str]:

@@ -6,29 +6,41 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from twisted.internet.defer import DeferredLock
 
-from drivers.channel import COUNTERS, FIGURES, ONLINE, USERS, ApiFailed, asking
+from drivers.channel import COUNTERS, FIGURES, LATENCY, ONLINE, ROUTING, USERS, ApiFailed, asking
 from drivers.process.child import CoreProcess
 from drivers.process.executable import Files
 from drivers.process.shared import SharedRun
 from drivers.sockets.sharing import Sharing
+from drivers.xray import route, rules
 from drivers.xray.accounts import email_of
 from drivers.xray.api import Api
 from drivers.xray.config import Endpoint, Plan
 from drivers.xray.connections import Connections
+from drivers.xray.latency import NOT_MEASURED, latencies
 from drivers.xray.selectors import OURS
 from drivers.xray.traps import Disbelief
 from drivers.xray.users import Users
 from node.contract.accounts import Accounts, Change
 from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
 from node.contract.driver import Applied, Host
-from protos.service_pb2 import BackendStatsResponse
+from node.contract.driver import Plan as AnyPlan
+from node.errors import CoreFailed, InvalidConfig, UnknownName, Unsupported, shown
+from protos.service_pb2 import (
+    BackendStatsResponse,
+    BalancerInfoResponse,
+    Latency,
+    RouteResult,
+    RoutingRule,
+    TestRouteRequest,
+)
 from protos.xray_pb2 import OutboundHandlerConfig
 
+_NOT_LISTED = "this core does not list its rules: Xray does from 26.1.23 on"
 _NOT_TOLD = "this core does not tell where users are connected from: Xray does from 25.3.6 on"
 
 
 class XrayGeneration(SharedRun[Api]):
-    """Satisfies `node.contract.driver.Generation` and `Shares`."""
+    """Satisfies `node.contract.driver.Generation`, `Shares`, `CountsOnline`, `MeasuresLatency` and `Routes`."""
 
     def __init__(
         self,
@@ -50,6 +62,7 @@ class XrayGeneration(SharedRun[Api]):
         self._disbelief = disbelief
         self._connections = connections
         self.accounts = started
+        self._router = api.router(rules.rules_of(plan.base))
         self._users = Users(host, plan, api, connections, started, self)
         # An inbound that is swapped closes its listener, which must not be held by then.
         self._listeners = DeferredLock()
@@ -91,6 +104,43 @@ class XrayGeneration(SharedRun[Api]):
         with asking(FIGURES):
             figures = await self._host.aio.run(self._api.sys_stats())
         return BackendStatsResponse.FromString(figures.SerializeToString())
+
+    async def latency(self) -> Sequence[Latency]:
+        if not self.plan.measures:
+            raise Unsupported(NOT_MEASURED)
+        with asking(LATENCY):
+            return latencies(await self._host.aio.run(self._api.outbounds()))
+
+    async def reroute(self, plan: AnyPlan) -> None:
+        made = getattr(plan, "made", None)
+        assert isinstance(made, Plan)
+        wanted, targets = rules.rules_of(made.base), made.routing.targets
+        try:
+            await self._host.aio.run(self._router.become(wanted, targets))
+        except ApiFailed as error:
+            if error.silent:
+                raise CoreFailed(f"{ROUTING}: {error}") from error
+            raise InvalidConfig(f"the core refuses it: {error}") from error
+
+    async def rules(self) -> Sequence[RoutingRule]:
+        with asking(ROUTING, _NOT_LISTED):
+            listed = await self._host.aio.run(self._router.rules())
+        return [RoutingRule(outbound_tag=rule.tag, rule_tag=rules.public(rule.rule_tag)) for rule in listed]
+
+    async def balancer(self, tag: str) -> BalancerInfoResponse:
+        if tag not in rules.balancers_of(self.plan.base):
+            raise UnknownName(f"there is no balancer {shown(tag)}")
+        with asking(ROUTING):
+            told = await self._host.aio.run(self._router.balancer(tag))
+        return BalancerInfoResponse(override_target=told.override.target, principle_target=told.principle_target.tag)
+
+    async def test_route(self, request: TestRouteRequest) -> RouteResult:
+        asked = route.asked(request)
+        with asking(ROUTING):
+            told = await self._host.aio.run(self._router.test(asked))
+        if told is None:
+            return route.by_default(asked.routing_context, self.plan.base.outbound[0].tag)
+        return route.answered(told)
 
     async def audit(self) -> int:
         with asking(USERS):

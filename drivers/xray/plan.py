@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from drivers.process import readiness as starting
 from drivers.process.child import CoreProcess
 from drivers.process.executable import Executable
+from drivers.process.known import Allowed
 from drivers.process.planned import Planned
 from drivers.process.shared import watch
-from drivers.xray import config
+from drivers.xray import config, files, rules
 from drivers.xray.access import Shown
 from drivers.xray.api import Api
 from drivers.xray.connections import Connections
-from drivers.xray.executable import files
+from drivers.xray.executable import files as read_by
 from drivers.xray.generation import XrayGeneration
 from drivers.xray.traps import Disbelief
-from drivers.xray.verdict import cause, is_refusal, look
+from drivers.xray.verdict import CONVERT, cause, is_refusal, look
 from node.contract.accounts import Accounts
+from node.contract.routing import Routing
 
 # The first version whose api.listen may be a unix socket.
 DIRECT_API = (26, 5, 3)
@@ -27,7 +29,7 @@ _FROM_PROTOBUF = ("-format", "protobuf", "-c", "stdin:")
 
 
 class XrayPlan(Planned[config.Plan]):
-    """Satisfies `node.contract.driver.Plan`."""
+    """Satisfies `node.contract.driver.Reroutable`."""
 
     async def check(self, target: Mapping[str, Accounts]) -> None:
         xray = await self._executable()
@@ -40,7 +42,7 @@ class XrayPlan(Planned[config.Plan]):
         xray = await self._executable()
         endpoint, connections = self._new_api(xray), Connections(self._host.reactor, self.made.doors)
         message = await self._rendered(endpoint, started)
-        read = files(xray)
+        read = read_by(xray)
         disbelief = Disbelief()
         sifter = _sifter(endpoint, connections, self.made.shown, disbelief)
         core = CoreProcess(self._host.reactor, self._host.log.extend, sifter)
@@ -49,9 +51,43 @@ class XrayPlan(Planned[config.Plan]):
         watch(core, self._sharing)
         api = Api(endpoint.socket)
         await self._ready(core, api, Path(endpoint.socket), seconds)
-        return XrayGeneration(
+        run = XrayGeneration(
             self._host, self._sharing, self.made, core, api, endpoint, connections, started, read, disbelief
         )
+        await self._led(run)
+        return run
+
+    @property
+    def routing(self) -> Routing:
+        return self.made.routing
+
+    @property
+    def rule_tags(self) -> frozenset[str]:
+        return rules.tags_of(self.made.base)
+
+    @property
+    def balancers(self) -> Sequence[str]:
+        return rules.balancers_of(self.made.base)
+
+    async def rerouted(self, routing: Routing) -> XrayPlan:
+        xray, reactor = await self._installation.current(), self._host.reactor
+        text = await starting.read(reactor, "".join(rule.text for rule in routing.added), rules.text_of, routing)
+        touched = await starting.read(reactor, text, files.asked, text, self._installation.paths)
+        converted = b""
+        if routing.added:
+            done = await look(xray.touching(touched), *CONVERT, stdin=text.encode())
+            converted = done.output
+        reading = self.made, routing, converted, text, xray.number, Allowed.of(self._host)
+        made = await starting.read(reactor, text, config.rerouted, *reading)
+        return XrayPlan(self._host, self._installation, self._sharing, made, self._touched)
+
+    async def _led(self, run: XrayGeneration) -> None:
+        """Have balancers lead where they are to. A configuration cannot say that."""
+        try:
+            await run.reroute(self)
+        except BaseException:
+            await run.stop()
+            raise
 
     async def _rendered(self, endpoint: config.Endpoint, target: Mapping[str, Accounts]) -> bytes:
         return await starting.built(self._host.reactor, target, config.render, self.made, endpoint, target)

@@ -18,7 +18,7 @@ _BEGINNINGS = frozenset(OURS[:length] for length in range(len(OURS) + 1))
 MOST = 1_000_000
 _ROUTER = "xray.app.router.Config"
 _REVERSE = "xray.app.reverse.Config"
-_OBSERVATORIES = ("xray.core.app.observatory.Config", "xray.core.app.observatory.burst.Config")
+OBSERVATORIES = ("xray.core.app.observatory.Config", "xray.core.app.observatory.burst.Config")
 
 
 def bind(base: Config) -> None:
@@ -38,7 +38,7 @@ def bind(base: Config) -> None:
             for balancer in router.balancing_rule:
                 room = _write_out(balancer.outbound_selector, reached, room)
             app.value = router.SerializeToString()
-        elif app.type in _OBSERVATORIES:
+        elif app.type in OBSERVATORIES:
             observatory = xray_pb2.ObservatoryConfig.FromString(app.value)
             room = _write_out(observatory.subject_selector, reached, room)
             app.value = observatory.SerializeToString()

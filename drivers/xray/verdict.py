@@ -10,6 +10,8 @@ from drivers.process.child import CoreProcess
 from drivers.process.executable import Executable
 from drivers.process.spawn import Done
 
+# How it is asked for its own form of a text.
+CONVERT = ("convert", "pb", "-outpbfile", "/dev/fd/3", "stdin:")
 # Xray's exit code for a configuration that it does not take; a port that is taken has another.
 REFUSED = 23
 # How its commands begin to say that they do not take a configuration.

@@ -14,7 +14,7 @@ from twisted.python.failure import Failure
 from node.api.audit import Audit
 from node.api.auth import Caller, Dialect
 from node.api.methods import Method
-from node.errors import Internal, InvalidRequest, NodeError, Unauthenticated, Unsupported
+from node.errors import Internal, InvalidRequest, NodeError, Unauthenticated
 from node.keyfile import Key, Scope
 from node.logs import Logger, LogRing
 from node.waiting import fire
@@ -90,8 +90,6 @@ class Calls:
     async def unary(self, method: Method, body: bytes, caller: Caller) -> Reply:
         """Parse, run and serialise one request."""
         self.admit(method, caller)
-        if not method.built:
-            raise Unsupported(f"{method.name} is not built yet")
         request = parse(method, body)
         self._require_more(method, request, caller)
         handler: Callable[[Any, Call], Awaitable[Message]] = getattr(self._backend, method.call)

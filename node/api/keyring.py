@@ -7,22 +7,19 @@ from pathlib import Path
 
 from node.api.auth import Authenticator
 from node.keyfile import BadKeys, Key, parse
-from node.logs import Logger
 from node.secret_file import exposed
-from node.watching import Stamp, stamp
+from node.watching import Files
 
 # Bytes of the file: more than any that has not too many keys.
 MAX_FILE = 1024 * 1024
 
 
-class Keyring:
+class Keyring(Files):
     """Puts the file's keys into the authenticator.
 
     `required`: the operator named the file, so it has to be there. `secrets` are other files with keys, to be warned
     about. `gone` is told which keys are none any more.
     """
-
-    log = Logger()
 
     def __init__(
         self,
@@ -31,13 +28,11 @@ class Keyring:
         authenticator: Authenticator,
         secrets: Sequence[Path] = (),
     ) -> None:
+        super().__init__((file, *secrets), "the keys that were loaded before stay", BadKeys)
         self._file = file
         self._required = required
         self._authenticator = authenticator
         self.gone: Callable[[frozenset[Key]], None] = lambda _: None
-        self._secrets = (file, *secrets)
-        self._seen: Stamp | None = None
-        self.fault = ""
 
     @property
     def warnings(self) -> list[str]:
@@ -50,34 +45,16 @@ class Keyring:
         )
         return open_ones + nobody
 
-    def load(self) -> None:
-        """Read the file, now to be used. Raises `BadKeys`, and the keys from before stay."""
-        seen = stamp(self._secrets)  # before reading, so that a change in between is noticed later
+    def make(self) -> None:
+        """Raises `BadKeys`."""
         try:
             keys = parse(self._text(), self._authenticator.fixed)
         except BadKeys as error:
             raise BadKeys(f"API_KEYS_FILE {self._file}: {error}") from error
-        finally:
-            self._seen = seen
-        self.fault = ""
         gone = self._authenticator.replace(keys)
         if gone:
             self.gone(gone)
         self._report(keys)
-
-    def reload(self) -> bool:
-        """Read the file again; False, and one error in the log, if it cannot be used: the keys from before stay."""
-        try:
-            self.load()
-        except BadKeys as error:
-            self.fault = f"the keys that were loaded before stay in use: {error}"
-            self.log.error("{fault}", fault=self.fault)
-            return False
-        return True
-
-    def changed(self) -> bool:
-        """Whether the file is another than at the last attempt to load it."""
-        return stamp(self._secrets) != self._seen
 
     def _text(self) -> str:
         try:
@@ -103,4 +80,4 @@ class Keyring:
             self.log.warn("{warning}", warning=warning)
 
     def _exposed(self) -> list[Path]:
-        return [file for file in self._secrets if exposed(file)]
+        return [file for file in self._files if exposed(file)]

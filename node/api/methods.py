@@ -37,8 +37,7 @@ class Method:
     """One operation.
 
     `call` names the coroutine of `Backend` (for `Kind.FEED`, the method that opens a feed). `needs_backend` says that
-    it fails while none runs, `built` that the node can do it. `cut` tells how a REST body of a feed is cut. `scope` is
-    the least that a key must have.
+    it fails while none runs. `cut` tells how a REST body of a feed is cut. `scope` is the least that a key must have.
     """
 
     name: str
@@ -47,7 +46,6 @@ class Method:
     path: str
     needs_backend: bool = False
     kind: Kind = Kind.UNARY
-    built: bool = True
     cut: Callable[[bytes], Iterator[bytes]] = single
     scope: Scope = Scope.ALL
 
@@ -77,7 +75,7 @@ METHODS: tuple[Method, ...] = (
         needs_backend=True,
         scope=Scope.READ,
     ),
-    Method("GetOutboundsLatency", "latency", ("GET",), "/stats/latency", built=False, scope=Scope.METRICS),
+    Method("GetOutboundsLatency", "latency", ("GET",), "/stats/latency", needs_backend=True, scope=Scope.METRICS),
     Method("SyncUser", "sync_user", ("PUT",), "/user/sync", needs_backend=True, kind=Kind.FEED),
     # POST too: the older of the deployed clients sends it.
     Method("SyncUsers", "sync_users", ("PUT", "POST"), "/users/sync", needs_backend=True),
@@ -90,12 +88,12 @@ METHODS: tuple[Method, ...] = (
         kind=Kind.FEED,
         cut=delimited,
     ),
-    Method("ListRoutingRules", "routing_rules", ("GET",), "/routing/rules", built=False, scope=Scope.READ),
-    Method("GetBalancerInfo", "balancer_info", ("POST",), "/routing/balancer", built=False, scope=Scope.READ),
-    Method("TestRoute", "test_route", ("POST",), "/routing/test", built=False, scope=Scope.READ),
-    Method("AddRoutingRule", "add_routing_rule", ("PUT",), "/routing/rules", built=False),
-    Method("RemoveRoutingRule", "remove_routing_rule", ("DELETE",), "/routing/rules", built=False),
-    Method("OverrideBalancerTarget", "override_balancer", ("PUT",), "/routing/balancer/override", built=False),
+    Method("ListRoutingRules", "routing_rules", ("GET",), "/routing/rules", needs_backend=True, scope=Scope.READ),
+    Method("GetBalancerInfo", "balancer_info", ("POST",), "/routing/balancer", needs_backend=True, scope=Scope.READ),
+    Method("TestRoute", "test_route", ("POST",), "/routing/test", needs_backend=True, scope=Scope.READ),
+    Method("AddRoutingRule", "add_routing_rule", ("PUT",), "/routing/rules", needs_backend=True),
+    Method("RemoveRoutingRule", "remove_routing_rule", ("DELETE",), "/routing/rules", needs_backend=True),
+    Method("OverrideBalancerTarget", "override_balancer", ("PUT",), "/routing/balancer/override", needs_backend=True),
 )
 
 _SCOPES = {(verb, method.path): method.scope for method in METHODS for verb in method.verbs}

@@ -19,7 +19,8 @@ from node.backend.keepalive import KeepAlive
 from node.backend.questions import Questions
 from node.backend.runner import Runner
 from node.contract.accounts import key_of
-from node.contract.driver import CountsOnline, Driver, Generation
+from node.contract.driver import CountsOnline, Driver, Generation, MeasuresLatency, Routes
+from node.contract.routing import Routing
 from node.errors import Aborted, CoreFailed, UnknownName, Unsupported, shown
 from node.logs import Logger, LogRing
 from node.machine.system import SystemStats
@@ -153,6 +154,17 @@ class Backend:
     async def online_ips(self, request: StatRequest, _: Call) -> service_pb2.StatsOnlineIpListResponse:
         return service_pb2.StatsOnlineIpListResponse(name=request.name, ips=await self._addresses(request.name))
 
+    async def latency(self, request: service_pb2.LatencyRequest, _: Call) -> service_pb2.LatencyResponse:
+        run = self._runner.current()
+        if not isinstance(run, MeasuresLatency):
+            raise Unsupported("this core does not measure outbounds")
+        found = sorted(await run.latency(), key=lambda latency: latency.name)
+        if request.name:
+            found = [latency for latency in found if latency.name == request.name]
+            if not found:
+                raise UnknownName(f"nothing was measured of an outbound {shown(request.name)}")
+        return service_pb2.LatencyResponse(latencies=found)
+
     # Users
 
     async def sync_users(self, request: service_pb2.Users, _: Call) -> Empty:
@@ -165,6 +177,37 @@ class Backend:
 
     def sync_chunked(self) -> ChunkFeed:
         return ChunkFeed(self._runner.users)
+
+    # Routing
+
+    async def routing_rules(self, _: Empty, __: Call) -> service_pb2.RoutingRulesResponse:
+        return service_pb2.RoutingRulesResponse(rules=await self._routes().rules())
+
+    async def balancer_info(
+        self, request: service_pb2.BalancerInfoRequest, _: Call
+    ) -> service_pb2.BalancerInfoResponse:
+        return await self._routes().balancer(request.tag)
+
+    async def test_route(self, request: service_pb2.TestRouteRequest, _: Call) -> service_pb2.RouteResult:
+        return await self._routes().test_route(request)
+
+    async def add_routing_rule(self, request: service_pb2.AddRoutingRuleRequest, _: Call) -> Empty:
+        await self._runner.router.add(request.rule, request.should_reset)
+        return Empty()
+
+    async def remove_routing_rule(self, request: service_pb2.RemoveRoutingRuleRequest, _: Call) -> Empty:
+        await self._runner.router.remove(request.rule_tag)
+        return Empty()
+
+    async def override_balancer(self, request: service_pb2.OverrideBalancerTargetRequest, _: Call) -> Empty:
+        await self._runner.router.lead(request.balancer_tag, request.target)
+        return Empty()
+
+    def _routes(self) -> Routes:
+        run = self._runner.current()
+        if not isinstance(run, Routes):
+            raise Unsupported("this core does not tell of its routing while it runs")
+        return run
 
     def _is_user(self, name: str) -> bool:
         """Also while a Start is under way that brings them in, or takes them out."""
@@ -227,7 +270,7 @@ class Backend:
             # The record takes a backend that runs for one that a controller just asked for.
             self._note_keep_alive()
 
-        await self._runner.resume(driver, request, resumed)
+        await self._runner.resume(driver, request, resumed, Routing.unpack(saved.routing))
 
     def _not_resumed(self, failure: Failure) -> None:
         if not failure.check(Aborted):  # by a Stop, or the node's end

@@ -13,7 +13,9 @@ from node.backend.reconcile import Pairs
 from node.backend.record import Record, Recorder
 from node.backend.roster import Roster
 from node.contract.accounts import Account, Accounts, Refusal
-from node.contract.driver import Driver, Plan
+from node.contract.driver import Driver, Plan, Reroutable
+from node.contract.routing import Routing
+from node.errors import Unsupported
 from node.machine.malloc import Memory
 from node.reactor import PooledReactor
 from node.state.database import Changes, Saved
@@ -24,6 +26,8 @@ T = TypeVar("T")
 # Above this many users a roster is built in the reactor's pool.
 BUILD_INLINE = 5000
 
+FIXED = "the routing of this core cannot be changed while it runs"
+
 # A driver's name, a configuration by its meaning, the excluded inbounds: equal ones need no other core.
 Fingerprint = tuple[str, str, frozenset[str]]
 
@@ -32,7 +36,8 @@ Fingerprint = tuple[str, str, frozenset[str]]
 class Accepted:
     """A backend that was asked for and accepted: what a core is run from, again and again if need be.
 
-    `request` is the serialised Backend without its users, `keep_alive` what that says of it.
+    `request` is the serialised Backend without its users, `keep_alive` what that says of it. `plan` is its
+    configuration as it was prepared; `rerouted` the same with what was changed of its routing since.
     """
 
     request: bytes
@@ -41,6 +46,29 @@ class Accepted:
     plan: Plan
     version: str
     fingerprint: Fingerprint
+    rerouted: Reroutable | None = None
+
+    @property
+    def runs(self) -> Plan:
+        """What a core is launched from."""
+        return self.rerouted or self.plan
+
+    @property
+    def routing(self) -> Routing:
+        return self.rerouted.routing if self.rerouted else Routing()
+
+    @property
+    def recorded(self) -> tuple[bytes, bytes]:
+        """What outlives the node: the request, and what was changed of its routing."""
+        return self.request, self.routing.pack()
+
+    async def with_routing(self, routing: Routing) -> Accepted:
+        """The same with these changes of its routing. Raises `Unsupported`, and what `Reroutable.rerouted` raises."""
+        if routing == Routing():
+            return replace(self, rerouted=None)
+        if not isinstance(self.plan, Reroutable):
+            raise Unsupported(FIXED)
+        return replace(self, rerouted=await self.plan.rerouted(routing))
 
 
 @dataclass
@@ -93,7 +121,7 @@ class Desired:
         """The other backend runs."""
         assert self._held is not None and self.accepted is not None
         replaced, self._held = self._held.roster, None
-        self._recorder.backend(self.accepted.request, replaced, self.roster)
+        self._recorder.backend(*self.accepted.recorded, replaced, self.roster)
 
     def give_up(self) -> None:
         """The other backend does not run: the one before it is wanted again."""
@@ -107,7 +135,7 @@ class Desired:
         before = self.roster
         self.accepted = replace(self.accepted, request=without_users(request), keep_alive=request.keep_alive)
         self._install(roster)
-        self._recorder.backend(self.accepted.request, before, roster)
+        self._recorder.backend(*self.accepted.recorded, before, roster)
 
     async def revert(self, accepted: Accepted) -> list[Refusal]:
         """An earlier backend is wanted again, with the users of now, as far as it has their inbounds.
@@ -118,13 +146,22 @@ class Desired:
         roster, refused = await self.build(accepted, users)
         before, self.accepted = self.roster, accepted
         self._install(roster)
-        self._recorder.backend(accepted.request, before, roster)
+        self._recorder.backend(*accepted.recorded, before, roster)
         return refused
 
     def clear(self) -> None:
         """No backend is wanted."""
         self.accepted = None
         self._install(no_users())
+
+    def reroute(self, accepted: Accepted) -> None:
+        """The routing of what runs is as this one has it."""
+        self.accepted = accepted
+
+    def keep_routing(self) -> None:
+        """It is in force."""
+        assert self.accepted is not None
+        self._recorder.routing(self.accepted.routing.pack())
 
     # Users
 

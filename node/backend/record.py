@@ -15,8 +15,11 @@ from protos.service_pb2 import User
 class Record(Protocol):
     """What outlives the node: see `node.state.store`."""
 
-    def accept(self, request: bytes) -> None:
-        """This backend runs."""
+    def accept(self, request: bytes, routing: bytes = b"") -> None:
+        """This backend runs, with these changes of its routing."""
+
+    def routing(self, packed: bytes) -> None:
+        """These are the changes of its routing."""
 
     def forget(self) -> None:
         """None does."""
@@ -38,23 +41,28 @@ class Recorder:
     def __init__(self, record: Record) -> None:
         self._record = record
         self._left: tuple[bytes, ...] = ()
-        self._request = b""
+        self._request = self._routing = b""
         # The users of what ran since this node began; the record has them, and follows them.
         self._roster: Roster | None = None
         self.untouched = True
 
     def loaded(self, saved: Saved) -> None:
         """The record has this from an earlier node."""
-        self._left, self._request = saved.users, saved.request
+        self._left, self._request, self._routing = saved.users, saved.request, saved.routing
 
-    def backend(self, request: bytes, before: Roster, after: Roster) -> None:
+    def backend(self, request: bytes, routing: bytes, before: Roster, after: Roster) -> None:
         """A backend runs, with these users; `before` are those that the record has, if this node gave it a backend."""
-        self._record.accept(request)
+        self._record.accept(request, routing)
         if self._roster is None:
             self._record.users(after.users, clean=True)
         else:
             self.users(before, after)
-        self._replace(request, after)
+        self._replace(request, routing, after)
+
+    def routing(self, packed: bytes) -> None:
+        """The routing of the backend changed."""
+        self._routing = packed
+        self._record.routing(packed)
 
     def users(self, before: Roster, after: Roster) -> None:
         """A whole set. Where credentials collide its order counts, and all of it is written."""
@@ -77,17 +85,18 @@ class Recorder:
     def forget(self) -> None:
         """Nothing comes back after the node's end."""
         self._record.forget()
-        self._replace(b"", None)
+        self._replace(b"", b"", None)
 
     def everything(self) -> Changes:
         """All that the record is to have of the backend, for one that has nothing of it."""
         if self._roster is not None:
-            return Changes(request=self._request, users=dict(self._roster.users))
+            return Changes(request=self._request, routing=self._routing, users=dict(self._roster.users))
         left: dict[str, bytes | None] = {key_of(User.FromString(packed).email): packed for packed in self._left}
-        return Changes(request=self._request, users=left)
+        return Changes(request=self._request, routing=self._routing, users=left)
 
-    def _replace(self, request: bytes, roster: Roster | None) -> None:
-        self._left, self._request, self._roster, self.untouched = (), request, roster, False
+    def _replace(self, request: bytes, routing: bytes, roster: Roster | None) -> None:
+        self._left, self._request, self._routing = (), request, routing
+        self._roster, self.untouched = roster, False
 
     async def kept(self) -> None:
         """Wait until what was said outlives the node: an answer is a promise."""

@@ -78,7 +78,7 @@ class Renewal:
         assert self._desired.accepted is not None
         if self._replacement.lacks(run):
             return run
-        plan, users = self._desired.accepted.plan, run.accounts
+        plan, users = self._desired.accepted.runs, run.accounts
         try:
             return await self._replacement.beside(plan, lambda: self._still(users), 0.0, SECONDS)
         except (NodeError, NotShared) as error:
@@ -87,7 +87,7 @@ class Renewal:
 
     async def _begin(self, run: Generation, left: Sequence[Change]) -> tuple[Generation, list[Refusal]]:
         assert self._desired.accepted is not None
-        plan, before = self._desired.accepted.plan, run.accounts
+        plan, before = self._desired.accepted.runs, run.accounts
         wanted, staying = apply(left, before), apply([change._replace(packed=None) for change in left], before)
 
         async def check() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from twisted.internet.defer import ensureDeferred
@@ -20,11 +21,13 @@ from node.backend.members import Members
 from node.backend.record import Record
 from node.backend.replace import Replacement
 from node.backend.roster import Roster
+from node.backend.routing import Router
 from node.backend.state import State, Status
 from node.backend.supervisor import START_TIMEOUT, Supervisor
 from node.backend.wind_down import WindDown
 from node.contract.accounts import Refusal
 from node.contract.driver import Driver, Generation, Plan
+from node.contract.routing import Routing
 from node.errors import CoreFailed, InvalidConfig, NodeError, NotStarted, ShuttingDown
 from node.logs import LogRing
 from node.reactor import PooledReactor
@@ -39,6 +42,7 @@ READ_INLINE = 64 * 1024
 # Seconds that the backend before a Start has to come back if that fails, while its caller waits.
 BACK_TIMEOUT = 1.0
 DRAIN = Limits()
+UNCHANGED = Routing()
 
 
 class Runner:
@@ -70,6 +74,7 @@ class Runner:
         )
         self._settling = self._supervisor.settling
         self.users = Members(self.status, self._control, self.desired, generations, self._settling)
+        self.router = Router(self.status, self._control, self.desired, generations, self._settling)
         self._resuming = Backoff(reactor)
         self._grace: IDelayedCall | None = None
         # The run that a Stop left for the Start that follows it.
@@ -86,12 +91,15 @@ class Runner:
         await self._control.run(work, request, core=True)
         await self.desired.recorded()
 
-    async def resume(self, driver: Driver, request: Backend, resumed: Callable[[], None]) -> None:
+    async def resume(
+        self, driver: Driver, request: Backend, resumed: Callable[[], None], routing: Routing = UNCHANGED
+    ) -> None:
         """Run what ran when the node ended. If it does not come up it is tried again as after a crash.
 
-        `resumed` is called when it runs, now or later; never if a controller was faster.
+        `resumed` is called when it runs, now or later; never if a controller was faster. `routing` is what was changed
+        of its routing.
         """
-        await self._control.run(lambda _: self._resume(driver, request, resumed), core=True)
+        await self._control.run(lambda _: self._resume(driver, request, resumed, routing), core=True)
 
     async def stop(self, reason: str, grace: float = 0.0) -> None:
         """Stop the backend, and whatever is under way. Its core ends after `grace` seconds, unless a Start wants it."""
@@ -136,7 +144,7 @@ class Runner:
 
     # A Start
 
-    async def _start(self, driver: Driver, request: Backend, settled: Settled) -> None:
+    async def _start(self, driver: Driver, request: Backend, settled: Settled, routing: Routing = UNCHANGED) -> None:
         if self._closed:
             raise ShuttingDown
         deadline = self._reactor.seconds() + START_TIMEOUT
@@ -150,8 +158,10 @@ class Runner:
             if run := self._serves(fingerprint):
                 await self._take_back(run, request, *built, settled)
                 return
-        wanted = await self._in_time(self._prepare(driver, request, fingerprint), deadline)
-        checking = self._in_time(self._check(wanted.plan), deadline)
+        if self._means(fingerprint) and self.desired.accepted:
+            routing = self.desired.accepted.routing
+        wanted = await self._in_time(self._prepare(driver, request, fingerprint, routing), deadline)
+        checking = self._in_time(self._check(wanted.runs), deadline)
         roster, refused = await both(self._build(wanted, request.users), checking)
         self._tell(await self._replace(wanted, roster, settled, deadline) + refused, wanted.plan.warnings)
 
@@ -187,12 +197,14 @@ class Runner:
         self.desired.confirm(request, roster)
         settled()
         self._tell(await self._settling.settle_start() + refused)
+        await self._supervisor.catch_up(run)
 
-    async def _prepare(self, driver: Driver, request: Backend, fingerprint: Fingerprint) -> Accepted:
+    async def _prepare(self, driver: Driver, request: Backend, fingerprint: Fingerprint, routing: Routing) -> Accepted:
         """Everything that can refuse a Start, before anything is destroyed."""
         version = await driver.version()
         plan = await driver.prepare(request.config, frozenset(request.exclude_inbounds))
-        return Accepted(without_users(request), request.keep_alive, driver, plan, version, fingerprint)
+        accepted = Accepted(without_users(request), request.keep_alive, driver, plan, version, fingerprint)
+        return await accepted.with_routing(routing)
 
     async def _check(self, plan: Plan) -> None:
         if self._generations.serving or self.status.running:
@@ -305,7 +317,7 @@ class Runner:
 
     # Resuming
 
-    async def _resume(self, driver: Driver, request: Backend, resumed: Callable[[], None]) -> None:
+    async def _resume(self, driver: Driver, request: Backend, resumed: Callable[[], None], routing: Routing) -> None:
         """Whatever changes users waits until it is known whether this runs.
 
         Taken in before, it would be forgotten with a try that fails, and the next one would bring back who was removed.
@@ -314,7 +326,7 @@ class Runner:
             return  # a controller was faster, or the node ends
         self.status.enter(State.STARTING, "it ran when the node ended")
         try:
-            await self._start(driver, request, _not_yet)
+            await self._start(driver, request, _not_yet, routing)
         except Exception as error:
             if self.status.stopped:
                 raise  # a Stop ended it
@@ -322,7 +334,8 @@ class Runner:
             again = not isinstance(reason, InvalidConfig)
             self.status.enter(State.FAILED, f"not resumed: {reason.text}" + ("; this is tried again" if again else ""))
             if again:
-                self._resuming.later(lambda: in_background(self.resume(driver, request, resumed), "it was not resumed"))
+                later = partial(self.resume, driver, request, resumed, routing)
+                self._resuming.later(lambda: in_background(later(), "it was not resumed"))
         else:
             resumed()
 

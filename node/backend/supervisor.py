@@ -17,7 +17,7 @@ from node.backend.renewal import Renewal
 from node.backend.replace import Replacement
 from node.backend.settling import Settling
 from node.backend.state import State, Status
-from node.contract.driver import Exit, Generation, NotShared, Shares
+from node.contract.driver import Exit, Generation, NotShared, Routes, Shares
 from node.errors import CoreFailed, InvalidConfig, NodeError
 from node.logs import Logger, LogRing
 
@@ -52,7 +52,7 @@ class Supervisor:
         self._backoff = Backoff(reactor)
         self._renewal = Renewal(status, desired, generations, replacement, self._again)
         self.settling = Settling(status, desired, generations, self._keeper)
-        self._watch = Watch(reactor, self._hung, self.settling.repair)
+        self._watch = Watch(reactor, self._hung, self._repair)
         self._probation = Probation(reactor, generations, self._hung)
         # Why the run that took over last did not hold, if it did not.
         self._returned = ""
@@ -67,7 +67,7 @@ class Supervisor:
         """Have what is accepted run, in the place of what ran. Raises what `Replacement.bring` raises."""
         assert self._desired.accepted is not None
         await self.settling.idle()
-        run = await self._replacement.bring(self._desired.accepted.plan, lambda: self._desired.target, deadline)
+        run = await self._replacement.bring(self._desired.accepted.runs, lambda: self._desired.target, deadline)
         self._status.enter(State.RUNNING)
         self._adopt(run)
 
@@ -83,6 +83,15 @@ class Supervisor:
             return reason
         await self.settling.settle_start()
         return None
+
+    async def catch_up(self, run: Generation) -> None:
+        """Bring the current run the routing that is wanted: it may have changed while that came up, or was silent."""
+        accepted = self._desired.accepted
+        if isinstance(run, Routes) and accepted is not None:
+            try:
+                await run.reroute(accepted.runs)
+            except NodeError as error:
+                self.log.error("the routing of the core is not as it is to be: {reason}", reason=error.text)
 
     async def end_all(self) -> None:
         """End every run; nothing comes again by itself."""
@@ -107,6 +116,11 @@ class Supervisor:
         """No try is to come."""
         self._backoff.cancel()
 
+    async def _repair(self, run: Generation) -> None:
+        await self.settling.repair(run)
+        if run is self._generations.current and self._status.running:
+            await self.catch_up(run)
+
     def _keeper(self, run: Generation) -> Keeper:
         around = self._status, self._desired, self._generations, self._renewal
         # One that another run has just taken the place of may be of what was accepted before.
@@ -128,6 +142,7 @@ class Supervisor:
         self._backoff.served()
         self._watch.begin(run)
         run.when_exited().addCallback(self._exited, run)
+        in_background(self.catch_up(run), "the routing of the core is not as it is to be")
 
     def _exited(self, ended: Exit, run: Generation) -> None:
         """A process is gone. If nobody asked it to go it comes again, or the one before it serves again."""
@@ -171,6 +186,8 @@ class Supervisor:
         """Lead new connections to the run before; the backend is again what it was then. Returns whether that did."""
         if taken.before not in self._generations.draining:
             return False
+        if not other:
+            await self.catch_up(taken.before)
         try:
             await taken.before.lead()
         except NotShared as error:

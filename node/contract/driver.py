@@ -3,12 +3,12 @@
 A new core brings a package with a class that satisfies `Driver`, plans that satisfy `Plan`, generations that satisfy
 `Generation`, and an entry in `drivers.registry`. A driver launches what it is told to, when it is told to: when a run
 ends and another one begins is the node's affair (`node.backend.replace`). What only some cores can do is a protocol of
-its own (`CountsOnline`).
+its own (`CountsOnline`, `MeasuresLatency`, `Routes` with `Reroutable`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -18,9 +18,18 @@ from twisted.internet.defer import Deferred
 from node.aio import Aio
 from node.contract.accounts import Account, Accounts, Change, Refusal
 from node.contract.counters import Reading, Scope
+from node.contract.routing import Routing
 from node.logs import Log
 from node.reactor import Reactor
-from protos.service_pb2 import BackendStatsResponse, User
+from protos.service_pb2 import (
+    BackendStatsResponse,
+    BalancerInfoResponse,
+    Latency,
+    RouteResult,
+    RoutingRule,
+    TestRouteRequest,
+    User,
+)
 
 # How the line begins that says why; a stack trace may follow it.
 _TELLING = ("panic:", "fatal error:", "Failed to start:", "FATAL")
@@ -146,12 +155,44 @@ class CountsOnline(Protocol):
 
 
 @runtime_checkable
+class MeasuresLatency(Protocol):
+    """A generation that can tell how far away outbounds are."""
+
+    async def latency(self) -> Sequence[Latency]:
+        """What was measured last, in any order; an outbound that was not tried yet may be missing.
+
+        Raises `errors.Unsupported`, with what to add, where the configuration measures none, and `errors.CoreFailed`.
+        """
+
+
+@runtime_checkable
 class Lingers(Protocol):
     """A generation that may keep removed users out without forgetting their credentials."""
 
     @property
     def lingering(self) -> bool:
         """Whether it knows a credential that is not valid any more: another run would not."""
+
+
+@runtime_checkable
+class Routes(Generation, Protocol):
+    """A generation that can tell of its routing, and change it. The node's own rules are no part of it."""
+
+    async def reroute(self, plan: Plan) -> None:
+        """Have the rules, and the targets of balancers, of this plan, which is one of its configuration.
+
+        New rules come before old ones go. Raises `errors.InvalidConfig` for one that the core refuses, and
+        `errors.CoreFailed`: then it may have some of it.
+        """
+
+    async def rules(self) -> Sequence[RoutingRule]:
+        """In their order. Raises `errors.Unsupported` where the core does not list them, and `errors.CoreFailed`."""
+
+    async def balancer(self, tag: str) -> BalancerInfoResponse:
+        """Raises `errors.UnknownName` and `errors.CoreFailed`."""
+
+    async def test_route(self, request: TestRouteRequest) -> RouteResult:
+        """Which way a connection would take. Raises `errors.InvalidRequest` and `errors.CoreFailed`."""
 
 
 class NotShared(Exception):
@@ -222,6 +263,30 @@ class Plan(Protocol):
 
         Raises `errors.PortTaken` for a port that it cannot have now, `errors.CoreFailed`, or `errors.InvalidConfig`
         where only the start itself can tell.
+        """
+
+
+@runtime_checkable
+class Reroutable(Plan, Protocol):
+    """A plan whose rules and balancers can be changed while a core runs it."""
+
+    @property
+    def routing(self) -> Routing:
+        """What was changed of them, with the tags of the rules that were added."""
+
+    @property
+    def rule_tags(self) -> Collection[str]:
+        """The tags of the rules that there are by now."""
+
+    @property
+    def balancers(self) -> Collection[str]:
+        """The tags of its balancers."""
+
+    async def rerouted(self, routing: Routing) -> Reroutable:
+        """The plan with these changes. To be asked of the plan as it was prepared.
+
+        Raises `errors.InvalidConfig` and `errors.InvalidRequest` for rules that cannot be, `errors.UnknownName` for an
+        outbound or a balancer that is not there.
         """
 
 

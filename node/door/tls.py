@@ -26,8 +26,7 @@ from OpenSSL.crypto import X509
 from twisted.internet.interfaces import IOpenSSLServerConnectionCreator, IReactorTime
 from zope.interface import implementer
 
-from node.logs import Logger
-from node.watching import FileWatch, Stamp, stamp
+from node.watching import Files, FileWatch
 
 # The protocols, for a port that both are served on: the first that a client offers is chosen.
 REST_FIRST = (b"http/1.1", b"h2")
@@ -192,48 +191,24 @@ def _context(
     return context
 
 
-class Certificates:
+class Certificates(Files):
     """The pair that is served, on both transports: TLS 1.2 and 1.3, the whole chain."""
 
-    log = Logger()
-
     def __init__(self, cert_file: Path, key_file: Path, demands: Demands | None = None) -> None:
+        files = (cert_file, key_file, demands.authorities if demands else None)
+        super().__init__(filter(None, files), "the certificate that was loaded before stays", BadPair)
         self._cert_file = cert_file
         self._key_file = key_file
         self._demands = demands or Demands()
-        self._seen: Stamp | None = None
-        # Why the files as they are now are not what is served.
-        self.fault = ""
         self._served: _Served | None = None
 
-    def load(self) -> None:
-        """Read the files, now to be served. Raises BadPair, and what was served before stays."""
-        seen = self._stamp()  # before reading, so that a change in between is noticed later
-        try:
-            pair = read_pair(self._cert_file, self._key_file)
-            authorities = read_authorities(self._demands.authorities)
-            if self._served is None or (pair, authorities) != (self._served.pair, self._served.authorities):
-                self._served = self._made(pair, authorities)
-        except BadPair:
-            self._seen = seen
-            raise
-        # After anything else they are looked at again the next time.
-        self._seen, self.fault = seen, ""
+    def make(self) -> None:
+        """Raises BadPair."""
+        pair = read_pair(self._cert_file, self._key_file)
+        authorities = read_authorities(self._demands.authorities)
+        if self._served is None or (pair, authorities) != (self._served.pair, self._served.authorities):
+            self._served = self._made(pair, authorities)
         self._report(pair)
-
-    def reload(self) -> bool:
-        """Read the files again; False, and one error in the log, if they cannot be served: the old pair stays."""
-        try:
-            self.load()
-        except BadPair as error:
-            self.fault = f"the certificate that was loaded before stays in use: {error}"
-            self.log.error("{fault}", fault=self.fault)
-            return False
-        return True
-
-    def changed(self) -> bool:
-        """Whether either file is another than at the last attempt to load it, be it as bad as it may."""
-        return self._stamp() != self._seen
 
     @property
     def current(self) -> _Served:
@@ -252,10 +227,6 @@ class Certificates:
             order: _context(pair, self._cert_file, order, authorities, newest) for order in orders
         }
         return _Served(pair, authorities, contexts)
-
-    def _stamp(self) -> Stamp:
-        files = (self._cert_file, self._key_file, self._demands.authorities)
-        return stamp(file for file in files if file is not None)
 
     def _report(self, pair: Pair) -> None:
         end = x509.load_pem_x509_certificate(pair.chain).not_valid_after_utc

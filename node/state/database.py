@@ -33,13 +33,15 @@ class Changes:
     """What to write, in one transaction. The users and rows of an earlier change are overwritten by those of a later.
 
     `clean`: nothing of what was there stays. `request` is a serialised Backend without users, None for no change,
-    empty for no backend. `left`: seconds of its keep-alive, None for no change. `users` in the order in which they
+    empty for no backend. `left`: seconds of its keep-alive, None for no change; `routing`: what was changed of its
+    routing, packed, None for no change. `users` in the order in which they
     were stored; None is a removal.
     """
 
     clean: bool = False
     request: bytes | None = None
     left: float | None = None
+    routing: bytes | None = None
     clean_users: bool = False
     users: dict[str, bytes | None] = field(default_factory=dict)
     rows: dict[tuple[Scope, str], Row] = field(default_factory=dict)
@@ -52,6 +54,7 @@ class Changes:
             or self.rows
             or self.request is not None
             or self.left is not None
+            or self.routing is not None
         )
 
 
@@ -59,13 +62,14 @@ class Changes:
 class Saved:
     """What an earlier node left: the serialised Backend (empty: none), its users, the rows that nobody has had.
 
-    `left`: seconds of its keep-alive that were left; None for all.
+    `left`: seconds of its keep-alive that were left; None for all. `routing`: what was changed of its routing, packed.
     """
 
     request: bytes = b""
     left: float | None = None
     users: tuple[bytes, ...] = ()
     rows: tuple[Row, ...] = ()
+    routing: bytes = b""
 
 
 class Database:
@@ -167,20 +171,25 @@ class Database:
         if changes.clean or changes.request is not None:
             connection.execute("DELETE FROM backend")
         if changes.request:
-            connection.execute("INSERT INTO backend VALUES (1, ?, ?)", (changes.request, changes.left))
-        elif changes.left is not None:
+            row = changes.request, changes.left, changes.routing or b""
+            connection.execute("INSERT INTO backend VALUES (1, ?, ?, ?)", row)
+            return
+        if changes.left is not None:
             connection.execute("UPDATE backend SET left = ?", (changes.left,))
+        if changes.routing is not None:
+            connection.execute("UPDATE backend SET routing = ?", (changes.routing,))
 
 
 def _load(connection: sqlite3.Connection) -> Saved:
     (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
         raise sqlite3.DatabaseError(verdict)
-    backend = connection.execute("SELECT request, left FROM backend").fetchone()
+    # What cannot be written may be an earlier node's, without the last column.
+    backend = connection.execute("SELECT * FROM backend").fetchone()
     users = connection.execute("SELECT packed FROM users ORDER BY place").fetchall()
     rows = connection.execute("SELECT scope, name, uplink, downlink FROM traffic").fetchall()
-    request, left = backend or (b"", None)
-    return Saved(request, left, tuple(packed for (packed,) in users), tuple(map(_row, rows)))
+    _, request, left, *rest = backend or (1, b"", None)
+    return Saved(request, left, tuple(packed for (packed,) in users), tuple(map(_row, rows)), *rest)
 
 
 def _prepare(connection: sqlite3.Connection) -> None:

@@ -16,6 +16,7 @@ STEPS = (
         PRIMARY KEY (scope, key)
     ) WITHOUT ROWID;
     """,
+    "ALTER TABLE backend ADD COLUMN routing BLOB NOT NULL DEFAULT x'';",
 )
 
 

@@ -94,15 +94,24 @@ class Store:
 
     # What there is to write. Nothing is refused, whatever the disk does.
 
-    def accept(self, request: bytes) -> None:
-        """This backend (serialised, without users) is the one that runs; a controller was just heard of."""
-        self._changes.request, self._changes.left, self._left = request, None, None
+    def accept(self, request: bytes, routing: bytes = b"") -> None:
+        """This backend (serialised, without users) is the one that runs; a controller was just heard of.
+
+        `routing`: what was changed of its routing, packed.
+        """
+        self._changes.request, self._changes.routing = request, routing
+        self._changes.left = self._left = None
         self._write()
 
     def forget(self) -> None:
         """There is no backend, and no user; the traffic stays."""
         self.accept(b"")
         self.users({}, clean=True)
+
+    def routing(self, packed: bytes) -> None:
+        """This was changed of the backend's routing."""
+        self._changes.routing = packed
+        self._write()
 
     def keep_alive(self, left: float) -> None:
         """So many seconds may pass from now until a controller is heard of."""

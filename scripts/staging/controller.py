@@ -18,7 +18,7 @@ from node.api.auth import Dialect
 from node.client import DEADLINE, Client, LogStream, NoReply, Target, connect
 from node.errors import NodeError
 from protos import service_pb2
-from protos.service_pb2 import BackendStatsResponse, BaseInfoResponse, Empty, StatResponse
+from protos.service_pb2 import BackendStatsResponse, BaseInfoResponse, Empty, LatencyResponse, StatResponse
 from scripts.staging import background
 from scripts.staging.node import TRAFFIC_INTERVAL
 from scripts.staging.rpc import Rpc
@@ -55,6 +55,13 @@ class Controller(Protocol):
     def online_ips(self, name: str) -> service_pb2.StatsOnlineIpListResponse: ...
     def system_stats(self) -> service_pb2.SystemStatsResponse: ...
     def backend_stats(self) -> BackendStatsResponse: ...
+    def latency(self, name: str = "") -> LatencyResponse: ...
+    def routing_rules(self) -> list[tuple[str, str]]: ...
+    def balancer_info(self, tag: str) -> service_pb2.BalancerInfoResponse: ...
+    def test_route(self, route: service_pb2.TestRouteRequest) -> service_pb2.RouteResult: ...
+    def add_routing_rule(self, rule: str, should_reset: bool = False) -> None: ...
+    def remove_routing_rule(self, rule_tag: str) -> None: ...
+    def override_balancer(self, balancer_tag: str, target: str) -> None: ...
     def sync_user(self, *users: service_pb2.User) -> None: ...
     def sync_users(self, users: Iterable[service_pb2.User]) -> None: ...
     def sync_chunked(self, chunks: Iterable[service_pb2.UsersChunk]) -> None: ...
@@ -99,6 +106,29 @@ class _Common:
 
     def backend_stats(self) -> BackendStatsResponse:
         return self._run(lambda client: client.backend_stats())
+
+    def latency(self, name: str = "") -> LatencyResponse:
+        return self._run(lambda client: client.latency(name))
+
+    def routing_rules(self) -> list[tuple[str, str]]:
+        """Outbound and tag of each."""
+        found = self._run(lambda client: client.routing_rules())
+        return [(rule.outbound_tag, rule.rule_tag) for rule in found.rules]
+
+    def balancer_info(self, tag: str) -> service_pb2.BalancerInfoResponse:
+        return self._run(lambda client: client.balancer_info(tag))
+
+    def test_route(self, route: service_pb2.TestRouteRequest) -> service_pb2.RouteResult:
+        return self._run(lambda client: client.test_route(route))
+
+    def add_routing_rule(self, rule: str, should_reset: bool = False) -> None:
+        self._run(lambda client: client.add_routing_rule(rule, should_reset))
+
+    def remove_routing_rule(self, rule_tag: str) -> None:
+        self._run(lambda client: client.remove_routing_rule(rule_tag))
+
+    def override_balancer(self, balancer_tag: str, target: str) -> None:
+        self._run(lambda client: client.override_balancer(balancer_tag, target))
 
     def sync_user(self, *users: service_pb2.User) -> None:
         self._run(lambda client: client.sync_user(*users))

@@ -66,7 +66,9 @@ class Way:
     """One type of inbound, in one form, as a controller has it and as a client reaches it.
 
     `server` and `client` are the two sides' own options, `credentials` what a client presents, `proxy` what a
-    controller tells the node. `behind` is an inbound that this one leads to; users need both.
+    controller tells the node. `behind` is an inbound that this one leads to; users need both. `padded` is how many
+    writes of a connection are padded, none of which may be over 8 kB: Vision of sing-box 1.14.1 as the server may
+    read no further after a longer one (1.14.4 does, and so does Xray).
     """
 
     name: str
@@ -77,6 +79,7 @@ class Way:
     client: Json = field(default_factory=dict)
     udp: bool = True
     quic: bool = False
+    padded: int = 0
     behind: Way | None = None
     builds: frozenset[str] = frozenset(BUILDS)
 
@@ -184,6 +187,8 @@ def _shadowsocks(user: TestUser) -> service_pb2.Proxy:
     return service_pb2.Proxy(shadowsocks=service_pb2.Shadowsocks(password=user.password))
 
 
+# Of a Vision connection that carries no TLS.
+_PADDED = 8
 VLESS = Way("vless", "vless", _uuid, _vless)
 
 
@@ -237,9 +242,9 @@ def _over_tls(certificate: Certificate, cover_port: int) -> Iterator[Way]:
 
     yield Way("trojan", "trojan", _password, _trojan, *tls(certificate))
     yield Way("anytls", "anytls", _password, _trojan, *tls(certificate))
-    yield Way("vless-vision", "vless", vision, with_flow, *tls(certificate))
+    yield Way("vless-vision", "vless", vision, with_flow, *tls(certificate), padded=_PADDED)
     reality = _reality(cover_port)
-    yield Way("vless-reality", "vless", vision, with_flow, *reality, builds=frozenset({"built"}))
+    yield Way("vless-reality", "vless", vision, with_flow, *reality, padded=_PADDED, builds=frozenset({"built"}))
     handshake = {"handshake": {"server": "127.0.0.1", "server_port": cover_port}, "strict_mode": True}
     hello = {"tls": {"enabled": True, "server_name": cover.NAME, "insecure": True}}
     yield Way(

@@ -215,16 +215,19 @@ class MemoryRecord:
     """Satisfies `node.backend.record.Record`: what would be on disk. `gate` is what `flush` waits at."""
 
     def __init__(self) -> None:
-        self.request = b""
+        self.request = self.changes = b""
         self.kept: dict[str, bytes] = {}
         self.written = 0
         self.gate = Gate()
 
-    def accept(self, request: bytes) -> None:
-        self.request = request
+    def accept(self, request: bytes, routing: bytes = b"") -> None:
+        self.request, self.changes = request, routing
+
+    def routing(self, packed: bytes) -> None:
+        self.changes = packed
 
     def forget(self) -> None:
-        self.request, self.kept = b"", {}
+        self.request, self.changes, self.kept = b"", b"", {}
 
     def users(self, changed: Mapping[str, bytes | None], clean: bool = False) -> None:
         if clean:
@@ -329,7 +332,7 @@ class MemoryDriver:
 class SharingDriver(MemoryDriver):
     """Its cores can share their listeners. `obstacles` are told before anything begins, `unshared` when one joins."""
 
-    kind = SharedGeneration
+    kind: type[MemoryGeneration] = SharedGeneration
 
     def __init__(self, clock: Clock | None = None) -> None:
         super().__init__(clock)

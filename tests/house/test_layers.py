@@ -244,7 +244,12 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.way"}
     ("packages", "allowed"),
     [
         (["threading", "concurrent", "multiprocessing", "queue"], {"node.aio"}),
-        (["asyncio"], {"node.aio", "node.transport.rpc", "node.transport.serving", "node.client.rpc"} | API),
+        (
+            ["asyncio"],
+            {"node.aio", "node.transport.rpc", "node.transport.serving", "node.client.rpc"}
+            | API
+            | {"drivers.xray.router"},
+        ),
         (["klein"], {"node.transport.rest"}),
         (
             ["twisted.web", "werkzeug"],

@@ -84,7 +84,8 @@ def somebody(name: str = "") -> pb.User:
 
 
 def some_backend(*users: pb.User) -> pb.Backend:
-    return backend([VLESS.inbound(free_port(), "in")], users or [ALICE])
+    routing = {"balancers": [{"tag": "both", "selector": ["direct"]}]}
+    return backend([VLESS.inbound(free_port(), "in")], users or [ALICE], routing=routing)
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +177,21 @@ def unsupported(work: Work[Any]) -> Work[None]:
     return refused
 
 
+async def rules(client: Client) -> None:
+    await client.add_routing_rule('{"domain": ["a.test"], "outboundTag": "block", "ruleTag": "a"}')
+    listed = (await client.routing_rules()).rules
+    assert [(rule.outbound_tag, rule.rule_tag) for rule in listed] == [("block", "a")]
+    assert (await client.test_route(pb.TestRouteRequest(target_domain="a.test"))).outbound_tag == "block"
+    await client.remove_routing_rule("a")
+    assert not (await client.routing_rules()).rules
+
+
+async def balancers(client: Client) -> None:
+    for target in ("block", ""):
+        await client.override_balancer("both", target)
+        assert (await client.balancer_info("both")).override_target == target
+
+
 WORK: dict[str, Work[None]] = {
     "start": lifecycle,
     "stop": lifecycle,
@@ -190,12 +206,12 @@ WORK: dict[str, Work[None]] = {
     "sync_user": single_users,
     "sync_users": all_users,
     "sync_chunked": users_in_chunks,
-    "routing_rules": unsupported(lambda client: client.routing_rules()),
-    "balancer_info": unsupported(lambda client: client.balancer_info("x")),
-    "test_route": unsupported(lambda client: client.test_route(pb.TestRouteRequest(user="alice"))),
-    "add_routing_rule": unsupported(lambda client: client.add_routing_rule("{}")),
-    "remove_routing_rule": unsupported(lambda client: client.remove_routing_rule("x")),
-    "override_balancer": unsupported(lambda client: client.override_balancer("x", "y")),
+    "routing_rules": rules,
+    "balancer_info": balancers,
+    "test_route": rules,
+    "add_routing_rule": rules,
+    "remove_routing_rule": rules,
+    "override_balancer": balancers,
 }
 
 
@@ -286,7 +302,6 @@ REFUSALS: dict[str, tuple[type[NodeError], Work[Any]]] = {
     "name": (errors.UnknownName, lambda client: client.stats(pb.UserStat, "nobody")),
     "kind of statistics": (errors.InvalidRequest, lambda client: client.stats(99)),  # type: ignore[arg-type]
     "type of core": (errors.Unsupported, lambda client: client.start(pb.Backend(type=pb.WIREGUARD))),
-    "not built": (errors.Unsupported, lambda client: client.routing_rules()),
     "size": (errors.TooLarge, too_large),
 }
 

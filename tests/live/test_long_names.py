@@ -105,8 +105,7 @@ def test_a_core_without_the_node(
         with socket.create_connection(("127.0.0.1", port), 2) as link, suppress(OSError):
             request_it(link, echo)
         if xray_number() < MENDED:
-            until(lambda: not core.running, 10, "it dies")
-            assert "panic" in core.output
+            until(lambda: not core.running and "panic" in core.output, 10, "it dies")
         assert core.running == (xray_number() >= MENDED)
 
 

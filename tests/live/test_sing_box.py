@@ -84,6 +84,8 @@ def test_every_type(box: Box, certificate: certs.Certificate, cover: CoverServer
 def _use_and_compare(box: Box, door: Door, person: TestUser, port: int, echo: EchoServer) -> None:
     received, sent = echo.received, echo.sent
     with transfer.connect(port, echo) as link:
+        for _ in range(door.way.padded):
+            transfer.small_echo(link, b"small")
         transfer.upload(link, UP)
         transfer.download(link, DOWN)
         online = until(lambda: box.controller.online_ips(person.email).ips, 10, f"{door.way.name} is online")

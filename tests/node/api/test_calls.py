@@ -110,20 +110,13 @@ class CallTests(SynchronousTestCase):
         self.assertEqual(reply, Reply(b""))
         self.assertEqual(self.backend.asked, [("online", request, Dialect.DEPLOYED)])
 
-    def test_what_is_not_built_says_so(self) -> None:
-        """An operation that the node cannot do is an error by its name, whatever the body holds."""
-        for name in [method.name for method in METHODS if not method.built]:
-            failure = self.failureResultOf(self.unary(name, b"\xff"), Unsupported)
-            self.assertIn(name, failure.value.text)
-
     def test_every_call_is_a_sign_of_life(self) -> None:
         """A request counts for keep-alive, refused and broken ones too."""
         self.successResultOf(self.unary("GetBaseInfo"))
         self.backend.fault = NotInitialized()
         self.failureResultOf(self.unary("GetUserOnlineStats"), NotInitialized)
-        self.failureResultOf(self.unary("TestRoute"), Unsupported)
         self.failureResultOf(self.unary("GetUserOnlineStats", BROKEN[0]), InvalidRequest)
-        self.assertEqual(self.backend.touched, 4)
+        self.assertEqual(self.backend.touched, 3)
 
     def test_known_errors_pass(self) -> None:
         """An error that says what is wrong reaches the caller as it is."""

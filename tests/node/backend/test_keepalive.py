@@ -87,9 +87,9 @@ class Kept(MemoryRecord):
 
         self.left: float | None = None
 
-    def accept(self, request: bytes) -> None:
+    def accept(self, request: bytes, routing: bytes = b"") -> None:
         """A backend that runs has all of its time."""
-        super().accept(request)
+        super().accept(request, routing)
         self.left = None
 
     def keep_alive(self, left: float) -> None:

@@ -44,7 +44,7 @@ SAID: dict[type[NodeError], NodeError] = {
     errors.TooLarge: errors.TooLarge("the chunks are over 67108864 bytes together"),
     errors.Crowded: errors.Crowded(),
     errors.WrongMediaType: errors.WrongMediaType("the body is text/plain: send it as application/x-protobuf"),
-    errors.Unsupported: errors.Unsupported("GetOutboundsLatency is not built yet"),
+    errors.Unsupported: errors.Unsupported("this core does not measure outbounds"),
     errors.NotInitialized: errors.NotInitialized(),
     errors.NotStarted: errors.NotStarted("it was killed"),
     errors.CoreFailed: errors.CoreFailed("the core is down: it was killed"),

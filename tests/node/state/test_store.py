@@ -99,6 +99,16 @@ def test_a_new_backend_has_all_of_its_keep_alive(file: Path) -> None:
     assert written(file, Changes(request=b"r", left=1.0), Changes(request=b"s")).left is None
 
 
+def test_changes_of_its_routing(file: Path) -> None:
+    """They go with the backend, and come alone; another backend has none."""
+    first = Changes(request=b"r", left=1.0, routing=b"x")
+    assert written(file, first).routing == b"x"
+    saved = written(file, Changes(routing=b"y"))
+    assert (saved.request, saved.left, saved.routing) == (b"r", 1.0, b"y")
+    assert written(file, Changes(request=b"s")).routing == b""
+    assert written(file, Changes(request=b""), Changes(routing=b"z")) == Saved()
+
+
 def test_everything_anew(file: Path) -> None:
     """A file that missed changes gets all there is, and nothing else."""
     first = Changes(request=b"r", users={"a": b"A"}, rows=rows(ROW))
@@ -186,6 +196,15 @@ def test_a_file_of_an_older_node(file: Path) -> None:
         upgrade(connection, (*STEPS, *more))
         assert require_known(connection, (*STEPS, *more)) == len(STEPS) + 2
         assert connection.execute("SELECT key, since FROM users").fetchall() == [("ann", None)]
+
+
+def test_a_file_from_before_routing(file: Path) -> None:
+    """It is read, also where it cannot be written, and has no changes of it."""
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        upgrade(connection, STEPS[:1])
+        connection.execute("INSERT INTO backend VALUES (1, ?, ?)", (b"r", 2.0))
+    assert Database(file).peek() == Saved(b"r", 2.0)
+    assert written(file, Changes(routing=b"x")) == Saved(b"r", 2.0, routing=b"x")
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:

@@ -1,0 +1,99 @@
+"""The routing of one run of Xray, by its API. Everything here runs in the asyncio thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from google.protobuf.message import Message
+
+from drivers.channel import ApiFailed, Channel
+from drivers.xray.rules import is_own, steps
+from drivers.xray.taken import ROUTER
+from protos import xray_pb2
+from protos.xray_pb2 import Nothing, RoutingContext, RoutingRule, TypedMessage
+
+_SERVICE = "/xray.app.router.command.RoutingService/"
+# Seconds.
+_DEADLINE = 5.0
+# What the core says where no rule fits.
+_NO_RULE = "not enough information for making a decision"
+
+
+class Router:
+    """Knows the rules that the core confirmed. Never replaces all at once: meanwhile there would be none."""
+
+    def __init__(self, channel: Channel, rules: Iterable[RoutingRule]) -> None:
+        self._channel = channel
+        self._tags = [rule.rule_tag for rule in rules]
+        # Of those that the core did not answer about: it may have them or not.
+        self._doubtful: list[str] = []
+        # None where it did not answer.
+        self._targets: dict[str, str | None] = {}
+        self._lock = asyncio.Lock()
+
+    async def become(self, rules: Sequence[RoutingRule], targets: Mapping[str, str]) -> None:
+        """Have these rules, and balancers with these targets. Raises `ApiFailed`; what was done until then stays."""
+        async with self._lock:
+            for tag in tuple(self._doubtful):
+                await self._remove(tag)
+                self._doubtful.remove(tag)
+            todo = steps(self._tags, rules)
+            for rule in todo.appended:
+                await self._append(rule)
+            for tag in todo.removed:
+                await self._remove(tag)
+                self._tags.remove(tag)
+            await self._lead(targets)
+
+    async def rules(self) -> list[xray_pb2.ListedRule]:
+        """All but the node's own. Raises `ApiFailed`."""
+        reply = await self._call("ListRule", Nothing(), xray_pb2.ListRuleResponse)
+        return [rule for rule in reply.rules if not is_own(rule.rule_tag)]
+
+    async def balancer(self, tag: str) -> xray_pb2.BalancerMsg:
+        """Raises `ApiFailed`."""
+        request = xray_pb2.GetBalancerInfoRequest(tag=tag)
+        reply: xray_pb2.GetBalancerInfoResponse
+        reply = await self._call("GetBalancerInfo", request, xray_pb2.GetBalancerInfoResponse)
+        return reply.balancer
+
+    async def test(self, request: xray_pb2.TestRouteRequest) -> RoutingContext | None:
+        """What becomes of a connection; None where no rule fits. Raises `ApiFailed`."""
+        try:
+            reply: RoutingContext = await self._call("TestRoute", request, RoutingContext)
+        except ApiFailed as error:
+            if _NO_RULE in str(error):
+                return None
+            raise
+        return reply
+
+    async def _append(self, rule: RoutingRule) -> None:
+        value = xray_pb2.RouterConfig(rule=[rule]).SerializeToString()
+        request = xray_pb2.AddRuleRequest(config=TypedMessage(type=ROUTER, value=value), should_append=True)
+        self._doubtful.append(rule.rule_tag)
+        try:
+            await self._call("AddRule", request, Nothing)
+        except ApiFailed as error:
+            if not error.silent:
+                self._doubtful.remove(rule.rule_tag)
+            raise
+        self._doubtful.remove(rule.rule_tag)
+        self._tags.append(rule.rule_tag)
+
+    async def _remove(self, tag: str) -> None:
+        """One that is not there is fine."""
+        await self._call("RemoveRule", xray_pb2.RemoveRuleRequest(rule_tag=tag), Nothing)
+
+    async def _lead(self, targets: Mapping[str, str]) -> None:
+        for balancer in {**self._targets, **targets}:
+            target = targets.get(balancer, "")
+            if target != self._targets.get(balancer, ""):
+                request = xray_pb2.OverrideBalancerTargetRequest(balancer_tag=balancer, target=target)
+                self._targets[balancer] = None
+                await self._call("OverrideBalancerTarget", request, Nothing)
+                self._targets[balancer] = target
+
+    async def _call(self, name: str, request: Message, reply: type[Any]) -> Any:
+        return await self._channel.call(_SERVICE + name, request, reply, _DEADLINE)
