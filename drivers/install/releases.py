@@ -105,7 +105,7 @@ XRAY_BUILDABLE = Core(
     package="github.com/xtls/xray-core/main@v1.260327.0",
 )
 
-# One request of a user can end those before it: see `drivers/xray/guard.py`.
+# One request of a user can end those before 26.6.1: see `drivers/xray/guard.py`.
 XRAY = replace(
     XRAY_BUILDABLE,
     version="26.7.28",
