@@ -170,6 +170,12 @@ class WireguardConfig(_message.Message):
     is_client: bool
     def __init__(self, secret_key: _Optional[str] = ..., users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., is_client: bool = ...) -> None: ...
 
+class FreedomConfig(_message.Message):
+    __slots__ = ("final_rules",)
+    FINAL_RULES_FIELD_NUMBER: _ClassVar[int]
+    final_rules: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, final_rules: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
 class DokodemoConfig(_message.Message):
     __slots__ = ("address", "port", "networks")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -241,12 +247,14 @@ class StreamConfig(_message.Message):
     def __init__(self, transport_settings: _Optional[_Iterable[_Union[TransportConfig, _Mapping]]] = ..., security_type: _Optional[str] = ..., security_settings: _Optional[_Iterable[_Union[TypedMessage, _Mapping]]] = ..., protocol_name: _Optional[str] = ..., socket_settings: _Optional[_Union[SocketConfig, _Mapping]] = ...) -> None: ...
 
 class SocketConfig(_message.Message):
-    __slots__ = ("tproxy", "accept_proxy_protocol")
+    __slots__ = ("tproxy", "accept_proxy_protocol", "trusted_x_forwarded_for")
     TPROXY_FIELD_NUMBER: _ClassVar[int]
     ACCEPT_PROXY_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    TRUSTED_X_FORWARDED_FOR_FIELD_NUMBER: _ClassVar[int]
     tproxy: int
     accept_proxy_protocol: bool
-    def __init__(self, tproxy: _Optional[int] = ..., accept_proxy_protocol: bool = ...) -> None: ...
+    trusted_x_forwarded_for: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, tproxy: _Optional[int] = ..., accept_proxy_protocol: bool = ..., trusted_x_forwarded_for: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TlsCertificate(_message.Message):
     __slots__ = ("certificate_path", "key_path")
@@ -267,16 +275,18 @@ class TlsConfig(_message.Message):
     def __init__(self, certificate: _Optional[_Iterable[_Union[TlsCertificate, _Mapping]]] = ..., next_protocol: _Optional[_Iterable[str]] = ..., master_key_log: _Optional[str] = ...) -> None: ...
 
 class RealityConfig(_message.Message):
-    __slots__ = ("show", "dest", "type", "master_key_log")
+    __slots__ = ("show", "dest", "type", "min_client_ver", "master_key_log")
     SHOW_FIELD_NUMBER: _ClassVar[int]
     DEST_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
+    MIN_CLIENT_VER_FIELD_NUMBER: _ClassVar[int]
     MASTER_KEY_LOG_FIELD_NUMBER: _ClassVar[int]
     show: bool
     dest: str
     type: str
+    min_client_ver: bytes
     master_key_log: str
-    def __init__(self, show: bool = ..., dest: _Optional[str] = ..., type: _Optional[str] = ..., master_key_log: _Optional[str] = ...) -> None: ...
+    def __init__(self, show: bool = ..., dest: _Optional[str] = ..., type: _Optional[str] = ..., min_client_ver: _Optional[bytes] = ..., master_key_log: _Optional[str] = ...) -> None: ...
 
 class TcpConfig(_message.Message):
     __slots__ = ("header_settings", "accept_proxy_protocol")
@@ -438,10 +448,12 @@ class PortalConfig(_message.Message):
     def __init__(self, tag: _Optional[str] = ...) -> None: ...
 
 class GeodataConfig(_message.Message):
-    __slots__ = ("assets",)
+    __slots__ = ("cron", "assets")
+    CRON_FIELD_NUMBER: _ClassVar[int]
     ASSETS_FIELD_NUMBER: _ClassVar[int]
+    cron: str
     assets: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, assets: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, cron: _Optional[str] = ..., assets: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Cidr(_message.Message):
     __slots__ = ("ip", "prefix")

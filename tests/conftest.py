@@ -176,7 +176,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """A test without the mark `core` finds none, in every run: what `scripts/test --fast` leaves in needs none."""
     _coreless.undo()
     if item.get_closest_marker("core") is None:
-        _coreless.delenv("TXNODE_TEST_XRAY", raising=False)
+        for name in ("TXNODE_TEST_XRAY", "TXNODE_TEST_XRAY_NEW"):
+            _coreless.delenv(name, raising=False)
         for core in (XRAY, SING_BOX):
             _coreless.setenv(core.variable("EXECUTABLE_PATH"), _NOWHERE)
         find_xray.cache_clear()

@@ -89,8 +89,8 @@ def _xray_archives(amd64: str, arm64: str) -> Mapping[str, Archive]:
     )
 
 
-# The newest release that can also be built from its Go modules: what the tests run is what a user downloads.
-XRAY = Core(
+# The newest release that can also be built from its Go modules: every machine has a way to it, and the tests run it.
+XRAY_BUILDABLE = Core(
     name="xray",
     title="Xray",
     executable="xray",
@@ -105,8 +105,20 @@ XRAY = Core(
     package="github.com/xtls/xray-core/main@v1.260327.0",
 )
 
+# One request of a user can end those before 26.6.1: see `drivers/xray/guard.py`.
+XRAY = replace(
+    XRAY_BUILDABLE,
+    version="26.7.28",
+    archives=_xray_archives(
+        amd64="8195d909f1109b8f3d99eefe401a3c451d7bf4af71f24d3815420f77e5dd2a40",
+        arm64="f5698bb218ada3b4022db26fafc39601c5f53b46b19eb76c9616325985807501",
+    ),
+    package="",
+    otherwise=(XRAY_BUILDABLE,),
+)
+
 _NEWER_XRAY = replace(
-    XRAY,
+    XRAY_BUILDABLE,
     version="26.9.30",
     archives=_xray_archives(
         amd64="f851110beaff16e78d643f0ccfd9524b4a44dfd59bae3e34bb52bba378f7690e",
@@ -180,7 +192,7 @@ _NEWER_SING_BOX = replace(
 
 CORES: Mapping[str, tuple[Core, ...]] = MappingProxyType(
     {
-        XRAY.name: (XRAY, _NEWER_XRAY),
+        XRAY.name: (XRAY, XRAY_BUILDABLE, _NEWER_XRAY),
         SING_BOX.name: (SING_BOX, SING_BOX_BUILT, _NEWER_SING_BOX, SING_BOX_WHEEL),
     }
 )

@@ -22,6 +22,8 @@ from node.logs import Logger
 MAX_LINE = 64 * 1024
 # Lines of a process that are kept to say why it ended.
 LAST_LINES = 50
+# How the line begins that says why a core broke; its stack follows, and may be longer than that.
+PANIC = "panic: "
 TERM_SECONDS = 5.0
 # Bytes that wait for the node in each of a core's outputs, if the kernel lets us; what it gives by itself lasts for 200
 # connections, after which sing-box lets new ones wait and Xray drops lines.
@@ -80,6 +82,7 @@ class CoreProcess(ProcessProtocol):
         self._sift = sift
         self._splitters = {1: LineSplitter(), 2: LineSplitter()}
         self._last: deque[str] = deque(maxlen=LAST_LINES)
+        self._panic: tuple[str, ...] = ()
         self._waiting: list[Deferred[Exit]] = []
         self._kill: IDelayedCall | None = None
         self.exit: Exit | None = None
@@ -95,7 +98,9 @@ class CoreProcess(ProcessProtocol):
 
     @property
     def last_lines(self) -> tuple[str, ...]:
-        return tuple(self._last)
+        """The last ones that it has said, and before them why it broke."""
+        lines = tuple(self._last)
+        return lines if set(self._panic) <= set(lines) else self._panic + lines
 
     def connectionMade(self) -> None:
         for pipe in cast("Any", self.transport).pipes.values():
@@ -155,6 +160,7 @@ class CoreProcess(ProcessProtocol):
         kept = self._sift(lines)
         if kept:
             self._last.extend(kept)
+            self._panic = self._panic or tuple(line for line in kept if line.startswith(PANIC))[:1]
             self._on_lines(kept)
 
 

@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 
-from drivers.process.child import CoreProcess
+from drivers.process.child import PANIC, CoreProcess
 from drivers.process.spawn import Done
 from node.contract.accounts import Accounts
 from node.errors import CoreFailed, InvalidConfig, PortTaken
@@ -28,8 +28,6 @@ POLL = 0.002
 CALL = 1.0
 # Lines of the core in the text of an error.
 LAST_LINES = 5
-# How the line begins that says why a core broke; its stack follows.
-_PANIC = "panic: "
 # What a core may say of the machine that it runs on: no configuration is at fault then.
 _OF_THE_MACHINE = (
     "cannot allocate memory",
@@ -101,7 +99,7 @@ def judge(done: Done, verdict: re.Pattern[str], cause: Callable[[Sequence[str]],
     """
     if done.code == 0:
         return
-    broke = [line for line in done.lines if line.startswith(_PANIC)]
+    broke = [line for line in done.lines if line.startswith(PANIC)]
     if broke and not of_the_machine(broke[0]):
         raise InvalidConfig(f"the core breaks over the configuration: {broke[0]}")
     said = cause(done.lines)
@@ -120,5 +118,6 @@ def refused(cause: str) -> InvalidConfig:
 
 
 def last(lines: Sequence[str]) -> str:
-    """The end of these lines, for the text of an error."""
-    return "\n".join(lines[-LAST_LINES:]) or "it said nothing"
+    """Of these lines why the core broke, or else their end, for the text of an error."""
+    panic = next((line for line in lines if line.startswith(PANIC)), None)
+    return panic or "\n".join(lines[-LAST_LINES:]) or "it said nothing"

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from drivers.credentials import KEY_BYTES, require_usable
 from drivers.process.known import NOTHING_MORE, Allowed
-from drivers.xray import exclusive, known, latency, rules, selectors, streams, taken, unix, wireguard
+from drivers.xray import exclusive, guard, known, latency, rules, selectors, streams, taken, traps, unix, wireguard
 from drivers.xray.access import Shown
 from drivers.xray.accounts import BUILDERS, Inbound
 from drivers.xray.doors import Door, doors, entrances, is_over_udp, is_transparent, listens
@@ -65,7 +65,7 @@ class Plan:
     """A configuration without users and without the node's API, and what is known of its managed inbounds.
 
     `doors` is where their users come in, `shown` what the controller asked to see of the core's lines. `routing` is
-    what was changed of the rules, and in `base` already.
+    what was changed of the rules, and in `base` already, `first` the settings of the router that go before all others.
     """
 
     base: Config
@@ -75,6 +75,7 @@ class Plan:
     doors: Mapping[str, Door]
     shown: Shown
     routing: Routing = Routing()  # noqa: RUF009  it is frozen, too
+    first: bytes = b""
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -184,13 +185,15 @@ def rerouted(
 
 def _planned(base: Config, text: str, exclude: frozenset[str], version: Version) -> Plan:
     inbounds: dict[str, Inbound] = {}
-    warnings: list[str] = []
+    warnings = list(traps.traps(base, text, version))
     for handler, hint in zip(base.inbound, hints(text, len(base.inbound)), strict=True):
         _refuse_deadly(handler)
         streams.take_over_receiver(handler)
         managed = None if handler.tag in exclude else _manage(handler, hint, warnings, version)
         if managed is not None:
             inbounds[managed.tag] = managed
+        elif handler.proxy_settings.type in (*PROTOCOLS, SHADOWSOCKS_2022_SINGLE):
+            warnings.extend(filter(None, [traps.unread(handler, hint, version)]))
     for outbound in base.outbound:
         streams.take_over_sender(outbound)
     if not base.outbound:
@@ -203,7 +206,10 @@ def _planned(base: Config, text: str, exclude: frozenset[str], version: Version)
     selectors.bind(base)
     _name_outbounds(base)
     rules.name_rules(base)
-    return Plan(base, inbounds, tuple(warnings), uncounted, doors(base.inbound, inbounds), shown)
+    first = guard.protect(base, version)
+    if first:
+        warnings.append(guard.WARNING.format(".".join(map(str, version))))
+    return Plan(base, inbounds, tuple(warnings), uncounted, doors(base.inbound, inbounds), shown, first=first)
 
 
 def render(plan: Plan, api: Endpoint, accounts: Mapping[str, Accounts]) -> bytes:
@@ -215,6 +221,7 @@ def render(plan: Plan, api: Endpoint, accounts: Mapping[str, Accounts]) -> bytes
             protocol = plan.inbounds[handler.tag].protocol
             handler.proxy_settings.value += users_field(protocol, accounts[handler.tag].values())
     _add_api(config, api)
+    _put_first(config, plan.first)
     return config.SerializeToString()
 
 
@@ -325,7 +332,10 @@ def _add_api_inbound(config: Config, api: Endpoint) -> None:
         )
     )
     rule = xray_pb2.RoutingRule(tag=api.outbound, inbound_tag=[api.inbound], rule_tag=rules.own_tag(api.token))
-    first = xray_pb2.RouterConfig(rule=[rule]).SerializeToString()
+    _put_first(config, xray_pb2.RouterConfig(rule=[rule]).SerializeToString())
+
+
+def _put_first(config: Config, settings: bytes) -> None:
+    """Have these settings of the router before its own: concatenated messages are merged."""
     router = next(app for app in config.app if app.type == taken.ROUTER)
-    # Concatenated messages are merged, so ours is the first rule.
-    router.value = first + router.value
+    router.value = settings + router.value

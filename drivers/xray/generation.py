@@ -18,6 +18,7 @@ from drivers.xray.config import Endpoint, Plan
 from drivers.xray.connections import Connections
 from drivers.xray.latency import NOT_MEASURED, latencies
 from drivers.xray.selectors import OURS
+from drivers.xray.traps import Disbelief
 from drivers.xray.users import Users
 from node.contract.accounts import Accounts, Change
 from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
@@ -52,11 +53,13 @@ class XrayGeneration(SharedRun[Api]):
         connections: Connections,
         started: dict[str, Accounts],
         files: Files,
+        disbelief: Disbelief,
     ) -> None:
         super().__init__(host, process, api, sharing=sharing, listening=plan, own_paths=[endpoint.socket])
         self.plan = plan
         self._own = own_counters(endpoint, plan.base.outbound)
         self._files = files
+        self._disbelief = disbelief
         self._connections = connections
         self.accounts = started
         self._router = api.router(rules.rules_of(plan.base))
@@ -77,7 +80,7 @@ class XrayGeneration(SharedRun[Api]):
     @property
     def warnings(self) -> Sequence[str]:
         tunnels = [tag for tag, inbound in self.plan.inbounds.items() if inbound.protocol == "wireguard"]
-        return [*self._files.warnings, *wireguard.crowded(self.accounts, tunnels)]
+        return [*self._files.warnings, *self._disbelief.warnings, *wireguard.crowded(self.accounts, tunnels)]
 
     async def counters(self) -> Reading:
         with asking(COUNTERS):

@@ -18,6 +18,7 @@ from drivers.xray.api import Api
 from drivers.xray.connections import Connections
 from drivers.xray.executable import files as read_by
 from drivers.xray.generation import XrayGeneration
+from drivers.xray.traps import Disbelief
 from drivers.xray.verdict import CONVERT, cause, is_refusal, look
 from node.contract.accounts import Accounts
 from node.contract.routing import Routing
@@ -42,13 +43,17 @@ class XrayPlan(Planned[config.Plan]):
         endpoint, connections = self._new_api(xray), Connections(self._host.reactor, self.made.doors)
         message = await self._rendered(endpoint, started)
         read = read_by(xray)
-        core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint, connections, self.made.shown))
+        disbelief = Disbelief()
+        sifter = _sifter(endpoint, connections, self.made.shown, disbelief)
+        core = CoreProcess(self._host.reactor, self._host.log.extend, sifter)
         xray.start(core, "run", *_FROM_PROTOBUF, contents={0: message})
         core.when_exited().addCallback(lambda _: _remove_socket(Path(endpoint.socket)))
         watch(core, self._sharing)
         api = Api(endpoint.socket)
         await self._ready(core, api, Path(endpoint.socket), seconds)
-        run = XrayGeneration(self._host, self._sharing, self.made, core, api, endpoint, connections, started, read)
+        run = XrayGeneration(
+            self._host, self._sharing, self.made, core, api, endpoint, connections, started, read, disbelief
+        )
         await self._led(run)
         return run
 
@@ -104,13 +109,15 @@ class XrayPlan(Planned[config.Plan]):
             raise
 
 
-def _sifter(api: config.Endpoint, connections: Connections, shown: Shown) -> Callable[[list[str]], list[str]]:
+def _sifter(
+    api: config.Endpoint, connections: Connections, shown: Shown, disbelief: Disbelief
+) -> Callable[[list[str]], list[str]]:
     """What of the core's lines goes into the log: none about the node's own API connections, and what was asked for."""
 
     def sift(lines: list[str]) -> list[str]:
         kept = []
         for line in lines:
-            if api.token in line:
+            if api.token in line or disbelief.again(line):
                 continue
             connections.take(line)
             if (text := shown.line(line)) is not None:

@@ -17,10 +17,11 @@ _LENIENT = json.JSONDecoder(parse_int=str, parse_float=str)
 
 
 class Hints(NamedTuple):
-    """What an inbound's settings say for users who say nothing themselves."""
+    """What an inbound's settings say for users who say nothing themselves, and whether its own are `users` alone."""
 
     flow: str = ""
     method: str = ""
+    renamed: bool = False
 
 
 def top(text: str) -> frozenset[str] | None:
@@ -56,7 +57,8 @@ def _hints(config: Any) -> Iterator[Hints]:
     for inbound in inbounds if isinstance(inbounds, list) else []:
         settings = _get(inbound, "settings")
         flow, method = _get(settings, "flow"), _get(settings, "method")
-        yield Hints(flow if isinstance(flow, str) else "", method if isinstance(method, str) else "")
+        renamed = bool(_get(settings, "users")) and not _get(settings, "clients")
+        yield Hints(flow if isinstance(flow, str) else "", method if isinstance(method, str) else "", renamed)
 
 
 def _get(value: Any, name: str) -> Any:

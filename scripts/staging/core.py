@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from drivers.install import install
-from drivers.install.releases import XRAY
+from drivers.install.releases import XRAY, XRAY_BUILDABLE
 from scripts.staging.process import Child
 from scripts.staging.wait import accepts, bound
 
@@ -22,17 +22,32 @@ ENVIRONMENT: Mapping[str, str] = {"PATH": os.defpath, "GODEBUG": "multipathtcp=0
 
 @functools.cache
 def find_xray() -> Path:
-    """The pinned Xray, the same for every test: `TXNODE_TEST_XRAY`, else what the installer finds.
+    """The Xray of this run, the same for every test: `TXNODE_TEST_XRAY_NEW` of whatever version, else the pinned one.
 
-    Raises `InstallError`, which says what to do; a test without a core does not pass by being skipped.
+    That is `TXNODE_TEST_XRAY`, else what the installer finds. Raises `InstallError`, which says what to do; a test
+    without a core does not pass by being skipped.
     """
-    found = install.find(XRAY, configured=os.environ.get("TXNODE_TEST_XRAY"), pinned=True)
+    if newer := os.environ.get("TXNODE_TEST_XRAY_NEW"):
+        return _named(newer)
+    found = install.find(XRAY_BUILDABLE, configured=os.environ.get("TXNODE_TEST_XRAY"), pinned=True)
     if found is None:
+        command = f"python -m drivers.install --version {XRAY_BUILDABLE.version} xray"
         raise install.InstallError(
-            f"this needs {XRAY.label}: run `python -m drivers.install --pinned xray`, "
-            "or set TXNODE_TEST_XRAY to its executable"
+            f"this needs {XRAY_BUILDABLE.label}: run `{command}`, or set TXNODE_TEST_XRAY to its executable"
         )
     return found
+
+
+def _named(newer: str) -> Path:
+    found = install.find(XRAY, configured=newer)
+    assert found is not None
+    return found
+
+
+@functools.cache
+def xray_number() -> tuple[int, ...]:
+    """The version of the Xray of this run."""
+    return tuple(map(int, install.version_of(XRAY, find_xray()).split(".")))
 
 
 class Xray(Child):
@@ -93,7 +108,8 @@ def _rule(port: int) -> Json:
 
 
 def _listens(inbound: Json) -> bool:
-    """SOCKS has a UDP port as well, which Xray opens after the TCP port."""
+    """SOCKS has a UDP port as well, which Xray opens after the TCP port; newer ones open one when it is asked for."""
     port, quic = inbound["port"], inbound.get("streamSettings", {}).get("network") == "hysteria"
-    udp = quic or (inbound["protocol"] == "socks" and inbound["settings"].get("udp", False))
+    socks = inbound["protocol"] == "socks" and xray_number() <= (26, 3, 27)
+    udp = quic or (socks and inbound["settings"].get("udp", False))
     return (quic or accepts(port)) and (not udp or bound(port))

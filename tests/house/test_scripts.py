@@ -81,7 +81,8 @@ def environment(tmp_path: Path) -> Mapping[str, str]:
         "REST_PORT": str(free_port()),
         "GRPC_PORT": str(free_port()),
     }
-    chosen = {"XRAY_EXECUTABLE_PATH": str(find_xray())} if "TXNODE_TEST_XRAY" in os.environ else {}
+    named = os.environ.keys() & {"TXNODE_TEST_XRAY", "TXNODE_TEST_XRAY_NEW"}
+    chosen = {"XRAY_EXECUTABLE_PATH": str(find_xray())} if named else {}
     return outside | ours | chosen
 
 
@@ -152,11 +153,12 @@ def test_the_demonstration_has_the_cores_of_the_operator(tmp_path: Path, monkeyp
     assert [drivers.get(core.variable("EXECUTABLE_PATH")) for core in (XRAY, SING_BOX)] == ["/opt/xray", "/opt/box"]
 
 
-def _tested(directory: Path, *arguments: str) -> list[str]:
-    """What `scripts/test` has a Python do that does nothing, command by command."""
+def _tested(directory: Path, *arguments: str, **more: str) -> list[str]:
+    """What `scripts/test` has a Python do that does nothing, command by command, and on which other Xray."""
     record = directory / "record"
-    _program(directory / "bin" / "python", f'#!/bin/sh\necho "$*" >>{record}\n')
-    environment = {"PATH": os.environ["PATH"], "TXNODE_VENV": str(directory)}
+    named = "${TXNODE_TEST_XRAY_NEW:+ on $TXNODE_TEST_XRAY_NEW}"
+    _program(directory / "bin" / "python", f'#!/bin/sh\necho "$*{named}" >>{record}\n')
+    environment = {"PATH": os.environ["PATH"], "TXNODE_VENV": str(directory), **more}
     subprocess.run([_SCRIPTS / "test", *arguments], env=environment, check=True, capture_output=True)
     return [line.removeprefix("-m ") for line in record.read_text().splitlines()]
 
@@ -177,6 +179,24 @@ def test_what_all_tests_are(tmp_path: Path) -> None:
     assert tests.startswith("pytest ")
     assert " -m " not in tests
     assert tests.endswith(" tests/node -x")
+
+
+def test_the_tests_of_xray_on_another_one(tmp_path: Path) -> None:
+    """All tests are run as ever, then those that run an Xray, on the one that is named."""
+    *_, tests, again = _tested(tmp_path, "tests/live", TXNODE_TEST_XRAY_NEW="/opt/xray")
+    assert " -m " not in tests
+    assert again.startswith("pytest ")
+    assert " -m core --ignore tests/drivers -k not sing_box and not sing-box tests/live" in again
+    assert again.endswith(" on /opt/xray")
+    assert not tests.endswith(" on /opt/xray")
+
+
+@pytest.mark.core
+def test_an_xray_that_is_named_and_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the pinned one nor another one takes its place."""
+    monkeypatch.setenv("TXNODE_TEST_XRAY_NEW", "/nowhere/xray")
+    with pytest.raises(InstallError, match="there is no file /nowhere/xray"):
+        find_xray.__wrapped__()
 
 
 @pytest.mark.parametrize("find", [find_xray, find_sing_box])

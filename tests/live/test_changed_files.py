@@ -20,6 +20,7 @@ from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
 from scripts.staging.users import TestUser
 from tests.conftest import Place, connection, gets_in, member, run
+from tests.harness.warned import warned
 
 ANNA = TestUser.new("anna@test")
 
@@ -123,8 +124,8 @@ def test_a_start_brings_it_in(tmp_path: Path, all_kinds: Mapping[str, Kind], ech
     with machine.node, closing(RpcController(machine.node)) as controller:
         run(controller, [home], [member(ANNA, home)])
         with connection(home, ANNA, echo) as link:
-            assert controller.start(backend([home.inbound], [member(ANNA, home)])).warnings == []
+            assert warned(controller.start(backend([home.inbound], [member(ANNA, home)]))) == []
             machine.install()
-            assert controller.start(backend([home.inbound], [member(ANNA, home)])).warnings == []
+            assert warned(controller.start(backend([home.inbound], [member(ANNA, home)]))) == []
             transfer.echo(link, b"still there")
             assert gets_in(home, ANNA, echo)

@@ -20,6 +20,7 @@ from scripts.staging.wait import until
 from tests.conftest import Place, connection, gets_in, member, on, run
 from tests.harness import confined
 from tests.harness.grounds import Ground
+from tests.harness.warned import warned
 from tests.live.test_overlap import ended, runs
 
 ANNA, BERT = (TestUser.new(f"{name}@test") for name in ("anna", "bert"))
@@ -55,7 +56,7 @@ def test_without_capabilities(tmp_path: Path, home: Place, echo: EchoServer) -> 
             until(lambda: ended(bert), what="his connection ends")
             transfer.small_echo(anna, b"still here")
             assert gets_in(home, ANNA, echo)
-        assert not controller.info().warnings
+        assert not warned(controller.info())
 
 
 # The kernel refuses it for each core in the same way.
@@ -63,12 +64,12 @@ def test_without_capabilities(tmp_path: Path, home: Place, echo: EchoServer) -> 
 def test_no_duplicates(tmp_path: Path, home: Place, echo: EchoServer) -> None:
     """As in a container: it is known before another core is started, told in one line, and the core is restarted."""
     with changing(tmp_path, home, "pidfd_getfd") as (node, controller):
-        assert not controller.info().warnings
+        assert not warned(controller.info())
         with connection(home, ANNA, echo) as link:
             run(controller, [home], users(home), log=home.ground.verbose)
             until(lambda: ended(link), what="her connection ends")
         assert gets_in(home, ANNA, echo)
-        [warning] = controller.info().warnings
+        [warning] = warned(controller.info())
         [line] = [line for line in node.lines if "connections end with the core" in line]
         for told in (warning, line):
             assert "may not call pidfd_open and pidfd_getfd" in told

@@ -44,6 +44,7 @@ from tests.conftest import (
     way,
 )
 from tests.harness.grounds import Ground
+from tests.harness.warned import warned
 from tests.live.test_core_faults import in_state
 
 ANNA, BERT, CARL, DORA = (TestUser.new(f"{name}@test") for name in ("anna", "bert", "carl", "dora"))
@@ -268,7 +269,7 @@ def test_changes_in_a_row(node: NodeProcess, town: Mapping[str, Place], cover: C
         until(lambda: len(runs(node)) == 1, GONE, "the old cores are gone")
         assert counted(street.controller, told) == told
         assert street.is_in_force()
-        assert not street.controller.info().warnings
+        assert not warned(street.controller.info())
 
 
 @contextmanager
@@ -342,7 +343,7 @@ def test_inbound_that_comes_back(node: NodeProcess, home: Place, echo: EchoServe
                 for link in (one, two):
                     transfer.small_echo(link, b"still here")
             assert gets_in(other, ANNA, echo)
-            assert not controller.info().warnings
+            assert not warned(controller.info())
 
 
 def ended(link: socket.socket) -> bool:
@@ -485,4 +486,4 @@ def test_node_is_killed(node: NodeProcess, home: Place, echo: EchoServer) -> Non
         assert core(node) not in before
         assert listens(core(node), changes.shifting.port)
         assert gets_in(home, ANNA, echo)
-        assert not controller.info().warnings
+        assert not warned(controller.info())

@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from drivers.sockets import sock_diag as diag
+from drivers.xray.traps import FORWARDED as FORWARDED_VERSION
+from drivers.xray.traps import UNTRUSTED, UNTRUSTED_SEEN
 from protos.service_pb2 import User
 from scripts.staging import socks, transfer
 from scripts.staging.backend import backend
 from scripts.staging.controller import Controller, ControllerError
-from scripts.staging.core import Json, XrayClient
+from scripts.staging.core import Json, XrayClient, xray_number
 from scripts.staging.cover import CoverServer
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import Kind
@@ -323,7 +325,9 @@ def with_headers(place: Place, person: TestUser, address: str) -> Json:
 def test_behind_a_reverse_proxy(controller: Controller, all_kinds: Mapping[str, Kind], echo: EchoServer) -> None:
     """Where a reverse proxy hides who is who nobody's connections are cut, and who is removed gets no new one."""
     place = Place(all_kinds["vless-ws-tls"], "websocket")
-    run(controller, [place], [member(ANNA, place), member(BERT, place)])
+    stream = {**place.inbound["streamSettings"], "sockopt": {"trustedXForwardedFor": ["X-Forwarded-For"]}}
+    inbound = {**place.inbound, "streamSettings": stream}
+    controller.start(backend([inbound], [member(ANNA, place), member(BERT, place)]))
     ports = free_port(), free_port()
     routes = {port: with_headers(place, person, FORWARDED) for port, person in zip(ports, (ANNA, BERT), strict=True)}
     with ExitStack() as stack, XrayClient(routes):
@@ -332,6 +336,22 @@ def test_behind_a_reverse_proxy(controller: Controller, all_kinds: Mapping[str, 
         assert stays_out(place, ANNA, echo)
         assert bert.all_live()
         assert anna.all_live()
+
+
+@over("grpc")
+def test_a_reverse_proxy_that_is_not_believed(
+    controller: Controller, all_kinds: Mapping[str, Kind], echo: EchoServer
+) -> None:
+    """A core that sees all users at their proxy's address says so for each connection, and the node once."""
+    place, port = Place(all_kinds["vless-ws-tls"], "websocket"), free_port()
+    run(controller, [place], [member(ANNA, place)])
+    newer = xray_number() >= FORWARDED_VERSION
+    with ExitStack() as stack, XrayClient({port: with_headers(place, ANNA, FORWARDED)}):
+        connect(stack, place, port, echo, 3)
+        until(lambda: (UNTRUSTED_SEEN in controller.info().warnings) is newer, what="it is told")
+        with controller.logs() as logs:
+            logs.find("accepted")
+            assert sum(UNTRUSTED in line for line in logs.lines) == newer
 
 
 @over("grpc")

@@ -22,6 +22,7 @@ from scripts.staging.users import TestUser
 from scripts.staging.wait import accepts, until
 from tests.conftest import Place, connection, control, gets_in, member, run, stays_out
 from tests.harness.grounds import Ground
+from tests.harness.warned import warned
 
 ANNA, BERT, CARL = (TestUser.new(f"{name}@test") for name in ("anna", "bert", "carl"))
 
@@ -228,7 +229,7 @@ def test_a_full_disk(small_disk: psutil.Process, node: NodeProcess, home: Place,
         assert traffic(other.stats(UsersStat))[BERT.email]["downlink"] >= 100_000
         assert sum("NOT ON DISK" in line for line in node.lines) == 1
         small_disk.rlimit(psutil.RLIMIT_FSIZE, (-1, -1))
-        until(lambda: not controller.info().warnings, 20, "it is written")
+        until(lambda: not warned(controller.info()), 20, "it is written")
         again(node)
         until(lambda: gets_in(home, CARL, echo), what="who was added meanwhile is in")
         assert traffic(other.stats(UsersStat))[BERT.email]["downlink"] >= 100_000
@@ -243,13 +244,13 @@ def test_a_damaged_file(node: NodeProcess, home: Place, echo: EchoServer) -> Non
         for suffix in ("-wal", "-shm"):
             (node.state / f"state.db{suffix}").unlink()
         node.start()
-        [warning] = controller.info().warnings
+        [warning] = warned(controller.info())
         assert "state.db.damaged-" in warning
         assert list(node.state.glob("state.db.damaged-*"))
         run(controller, [home], [member(BERT, home)])
         again(node)
         until(lambda: gets_in(home, BERT, echo), what="he is in")
-        assert not controller.info().warnings
+        assert not warned(controller.info())
 
 
 def test_files_are_private(node: NodeProcess, home: Place) -> None:

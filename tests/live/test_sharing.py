@@ -32,7 +32,7 @@ from node.errors import CoreFailed
 from node.logs import LogRing
 from scripts.staging import certs, sing_box, transfer
 from scripts.staging.activity import Activity, chatter, gap
-from scripts.staging.core import Json
+from scripts.staging.core import Json, xray_number
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import SERVER_NAME, Kind
 from scripts.staging.ports import free_port
@@ -382,12 +382,12 @@ class XrayTests(SharingTests):
         self.assertIn("clients of 'home'", obstacle)
 
     async def test_udp_of_connections(self) -> None:
-        """That of SOCKS belongs to connections of the run, so it cannot be led anywhere."""
+        """That of SOCKS belongs to connections of the run, so it cannot be led; newer cores have none there."""
         port = free_port()
         socks = {"tag": "socks", "listen": "127.0.0.1", "port": port, "protocol": "socks", "settings": {"udp": True}}
         run = await self.launched(plan := await self.prepared(socks))
         told = f"UDP at 127.0.0.1:{port} cannot be led to another run of the core"
-        self.assertEqual(await run.obstacles(plan), [told])
+        self.assertEqual(await run.obstacles(plan), [told] if xray_number() <= (26, 3, 27) else [])
 
     async def test_swaps(self) -> None:
         """No inbound is swapped while listeners are shared: one by one, or by another run."""

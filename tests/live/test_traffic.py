@@ -228,14 +228,19 @@ def test_reset_takes(counters: Traffic, controller: Controller) -> None:
     assert counted(controller, Outbound, "direct") == Traffic(0, 0)
 
 
+def own(rows: Mapping[tuple[str, str], int], home: Place) -> dict[tuple[str, str], int]:
+    """Those of this inbound; cores that drain have others, until they end."""
+    return {row: moved for row, moved in rows.items() if row[0] == home.tag}
+
+
 def test_reset_of_one(counters: Traffic, controller: Controller, home: Place) -> None:
     """One user, inbound or outbound can be read and reset by itself, and nothing else is touched."""
-    others = listed(controller, Inbounds)
+    others = own(listed(controller, Inbounds), home)
     assert counted(controller, UserStat, ANNA.email, reset=True) == counters
     assert counted(controller, Outbound, "direct", reset=True) == counters
     assert counted(controller, UserStat, ANNA.email) == Traffic(0, 0)
     assert counted(controller, Outbound, "direct") == Traffic(0, 0)
-    assert listed(controller, Inbounds) == others
+    assert own(listed(controller, Inbounds), home) == others
     # Xray counts the protocol's own bytes as well.
     assert counted(controller, Inbound, home.tag, reset=True).uplink >= counters.uplink
     assert counted(controller, Inbound, home.tag) == Traffic(0, 0)

