@@ -82,7 +82,10 @@ class Router:
         routing = change(before)
         if routing == before.routing:
             return
-        wanted = await before.with_routing(routing)
+        wanted, adds = await before.with_routing(routing), not set(routing.added) <= set(before.routing.added)
+        if adds:
+            # By a process of its own: some rules that the core can read it does not outlive.
+            await wanted.runs.check({tag: {} for tag in wanted.runs.tags})
         # What is on its way for users was begun without it.
         await self._settling.idle()
         accepted, run = self._require()
@@ -93,8 +96,9 @@ class Router:
         try:
             await run.reroute(wanted.runs)
         except Exception as error:
-            # A core that ended may have done so because of it.
-            refused = isinstance(error, InvalidConfig) or not await run.answers(ANSWER)
+            # A core that ended may have done so because of it, one that hangs because of a rule that it was to have. A
+            # rule that was to go may have gone, and would come back in another place.
+            refused = isinstance(error, InvalidConfig) or not run.alive or (adds and not await run.answers(ANSWER))
             if refused and self._desired.accepted is wanted:
                 self._desired.reroute(before)
             raise

@@ -205,6 +205,30 @@ class RoutingTests(SynchronousTestCase):
         self.pass_time(AUDIT + 1)
         self.assertEqual(core.tags, ["x"])
 
+    def test_a_rule_that_the_core_breaks_over(self) -> None:
+        """It is looked at first, by a process of its own."""
+        core = self.started("a unbuildable")
+        self.failureResultOf(self.add("x"), InvalidConfig)
+        self.assertTrue(core.alive)
+        self.assertEqual((core.tags, self.recorded()), ([], []))
+
+    def test_a_core_that_hangs(self) -> None:
+        """It may be because of a rule that was to come; not because of one that was to go, which may be gone."""
+        core = self.started()
+        self.added("x")
+        core.fault, core.silent = CoreFailed("no answer"), True
+        router = self.runner.router
+        for work, left in (
+            (router.add("y", reset=False), ["x"]),
+            (router.lead("b", "out"), ["x"]),
+            (router.remove("x"), []),
+        ):
+            waiting = self.begin(work)
+            self.pass_time(routing.ANSWER + 1)
+            self.failureResultOf(waiting, CoreFailed)
+            self.assertEqual(self.recorded(), left)
+        self.assertEqual(Routing.unpack(self.record.changes).targets, {"b": "out"})
+
     def test_starts(self) -> None:
         """An equal one keeps it, one that fails too, another one has its own."""
         core = self.started()
