@@ -108,8 +108,9 @@ class RoutingTests(SynchronousTestCase):
         self.generations = Generations()
         self.runner = self.node()
 
-    def node(self) -> Runner:
-        return Runner(self.clock, LogRing(self.clock, 1000), self.record, self.generations, nothing_moves)
+    def node(self, upgrade: bool = False) -> Runner:
+        ring = LogRing(self.clock, 1000)
+        return Runner(self.clock, ring, self.record, self.generations, nothing_moves, upgrade=upgrade)
 
     def tearDown(self) -> None:
         for gate in (self.driver.converting, self.driver.routing, self.driver.launching):
@@ -325,6 +326,35 @@ class RoutingTests(SynchronousTestCase):
         self.pass_time(0.5)
         self.assertIs(self.core, before)
         self.assertEqual(before.tags, ["x"])
+
+    def test_the_way_back_from_another_core(self) -> None:
+        """One of the same configuration, which was brought in by an equal Start."""
+        self.generations = Generations()
+        self.runner = self.node(upgrade=True)
+        before = self.started()
+        self.added("x")
+        before.outdated = True
+        after = self.started()
+        self.assertIsNot(after, before)
+        self.added("y")
+        self.successResultOf(self.begin(self.runner.router.remove("x")))
+        after.die()
+        self.pass_time(0.5)
+        self.assertIs(self.core, before)
+        self.assertEqual((before.tags, self.recorded()), (["y"], ["y"]))
+        self.added("z")
+        self.assertEqual((before.tags, self.recorded()), (["y", "z"], ["y", "z"]))
+
+    def test_the_way_back_from_another_configuration(self) -> None:
+        """It has the rules that it had, and none of the other."""
+        before = self.started()
+        self.added("x")
+        after = self.started("a other")
+        self.added("y")
+        after.die()
+        self.pass_time(0.5)
+        self.assertIs(self.core, before)
+        self.assertEqual((before.tags, self.recorded()), (["x"], ["x"]))
 
     def test_how_many(self) -> None:
         self.patch(routing, "MOST", 2)
