@@ -309,6 +309,22 @@ class RoutingTests(SynchronousTestCase):
         self.assertIsNot(self.core, before)
         self.assertEqual(self.core.tags, ["x"])
 
+    def test_a_run_that_comes_in_while_the_core_hangs(self) -> None:
+        """It has come up with the rule and serves: the rule is not to blame."""
+        before = self.started()
+        self.driver.dear = lambda _: True
+        self.driver.routing.shut = True
+        adding = self.add("x")
+        changing = self.begin(self.runner.users.update([person("bob", "two", "a")]))
+        self.pass_time(1)
+        self.successResultOf(changing)
+        self.assertIsNot(self.core, before)
+        before.fault, before.silent = CoreFailed("no answer"), True
+        self.driver.routing.open()
+        self.pass_time(routing.ANSWER + 1)
+        self.failureResultOf(adding, CoreFailed)
+        self.assertEqual((self.core.tags, self.recorded()), (["x"], ["x"]))
+
     def test_the_way_back(self) -> None:
         """The run before, when it serves again, has what was said meanwhile."""
         before = self.started()
