@@ -43,7 +43,7 @@ def asked(text: str, paths: Paths) -> Touched:
     for named in texts(tree):
         if named.key.lower() in _KEYS and named.text:
             paths.require(named.text, named.place)
-        elif listed := _LIST.match(named.text):
+        for listed in filter(None, map(_LIST.match, named.text.split(","))):
             _check_list(listed[1], named.place)
     # A mode may follow.
     sockets = frozenset(named.text.split(",")[0] for named in texts(tree) if _is_socket(named.key, named.text))

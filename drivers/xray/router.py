@@ -28,7 +28,7 @@ class Router:
         self._channel = channel
         self._tags = [rule.rule_tag for rule in rules]
         # Of those that the core did not answer about: it may have them or not.
-        self._doubtful: list[str] = []
+        self._doubtful: set[str] = set()
         # None where it did not answer.
         self._targets: dict[str, str | None] = {}
         self._lock = asyncio.Lock()
@@ -38,13 +38,12 @@ class Router:
         async with self._lock:
             for tag in tuple(self._doubtful):
                 await self._remove(tag)
-                self._doubtful.remove(tag)
             todo = steps(self._tags, rules)
             for rule in todo.appended:
                 await self._append(rule)
             for tag in todo.removed:
-                await self._remove(tag)
                 self._tags.remove(tag)
+                await self._remove(tag)
             await self._lead(targets)
 
     async def rules(self) -> list[xray_pb2.ListedRule]:
@@ -72,7 +71,7 @@ class Router:
     async def _append(self, rule: RoutingRule) -> None:
         value = xray_pb2.RouterConfig(rule=[rule]).SerializeToString()
         request = xray_pb2.AddRuleRequest(config=TypedMessage(type=ROUTER, value=value), should_append=True)
-        self._doubtful.append(rule.rule_tag)
+        self._doubtful.add(rule.rule_tag)
         try:
             await self._call("AddRule", request, Nothing)
         except ApiFailed as error:
@@ -84,7 +83,9 @@ class Router:
 
     async def _remove(self, tag: str) -> None:
         """One that is not there is fine."""
+        self._doubtful.add(tag)
         await self._call("RemoveRule", xray_pb2.RemoveRuleRequest(rule_tag=tag), Nothing)
+        self._doubtful.remove(tag)
 
     async def _lead(self, targets: Mapping[str, str]) -> None:
         for balancer in {**self._targets, **targets}:

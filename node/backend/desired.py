@@ -62,6 +62,10 @@ class Accepted:
         """What outlives the node: the request, and what was changed of its routing."""
         return self.request, self.routing.pack()
 
+    def means(self, other: Accepted) -> bool:
+        """Whether both are of the same configuration, which may have been prepared by different executables."""
+        return self.fingerprint == other.fingerprint
+
     async def with_routing(self, routing: Routing) -> Accepted:
         """The same with these changes of its routing. Raises `Unsupported`, and what `Reroutable.rerouted` raises."""
         if routing == Routing():

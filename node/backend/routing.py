@@ -82,7 +82,10 @@ class Router:
         routing = change(before)
         if routing == before.routing:
             return
-        wanted = await before.with_routing(routing)
+        wanted, adds = await before.with_routing(routing), not set(routing.added) <= set(before.routing.added)
+        if adds:
+            # By a process of its own: some rules that the core can read it does not outlive.
+            await wanted.runs.check({tag: {} for tag in wanted.runs.tags})
         # What is on its way for users was begun without it.
         await self._settling.idle()
         accepted, run = self._require()
@@ -93,14 +96,24 @@ class Router:
         try:
             await run.reroute(wanted.runs)
         except Exception as error:
-            # A core that ended may have done so because of it.
-            refused = isinstance(error, InvalidConfig) or not await run.answers(ANSWER)
-            if refused and self._desired.accepted is wanted:
+            if self._desired.accepted is wanted and await self._is_refused(run, error, adds):
                 self._desired.reroute(before)
             raise
         finally:
             if self._desired.accepted is wanted:
                 self._desired.keep_routing()
+
+    async def _is_refused(self, run: Routes, error: Exception, adds: bool) -> bool:
+        """Whether a change that failed is not to be in force.
+
+        A core that ended may have done so because of it, one that hangs because of a rule that it was to have. A rule
+        that was to go may be gone, and would come back in another place. Where another run has come up with the change,
+        that is not to blame.
+        """
+        if isinstance(error, InvalidConfig):
+            return True
+        failed = not run.alive or (adds and not await run.answers(ANSWER))
+        return failed and self._generations.current in (run, None)
 
     def _require(self) -> tuple[Accepted, Routes]:
         """What runs, and the run of it. Raises as `Status.require`, and `Unsupported`."""

@@ -6,7 +6,7 @@ from twisted.internet.interfaces import IReactorTime
 
 from node.backend.backoff import Backoff
 from node.backend.control import Control, Settled
-from node.backend.desired import Desired
+from node.backend.desired import Accepted, Desired
 from node.backend.drain import Drain
 from node.backend.faults import as_told, in_background, leave_out
 from node.backend.generations import Generations
@@ -186,7 +186,8 @@ class Supervisor:
         """Lead new connections to the run before; the backend is again what it was then. Returns whether that did."""
         if taken.before not in self._generations.draining:
             return False
-        if not other:
+        assert self._desired.accepted is not None
+        if taken.accepted.means(self._desired.accepted):
             await self.catch_up(taken.before)
         try:
             await taken.before.lead()
@@ -194,12 +195,24 @@ class Supervisor:
             self.log.warn("the core before cannot be taken back: {reason}", reason=str(error))
             return False
         if other:
-            leave_out(self._ring, await self._desired.revert(taken.accepted))
+            leave_out(self._ring, await self._desired.revert(await self._as_it_is(taken.accepted)))
         if taken.before not in self._generations.draining:
             return False
         self._generations.adopt(taken.before)
         self._drain.begin()
         return True
+
+    async def _as_it_is(self, before: Accepted) -> Accepted:
+        """What was accepted before; if that means what is accepted now, with what was changed of its routing since."""
+        now = self._desired.accepted
+        assert now is not None
+        if not before.means(now) or before.routing == now.routing:
+            return before
+        try:
+            return await before.with_routing(now.routing)
+        except NodeError as error:
+            self.log.warn("the core before runs what another one began with: {reason}", reason=error.text)
+            return now
 
     def _settle_later(self, run: Generation) -> None:
         """Bring in who came with a run that did not hold: at once, and where the next ones do not either, later."""

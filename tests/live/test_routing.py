@@ -171,6 +171,7 @@ REFUSED: Mapping[str, tuple[str, int, str, str]] = {
     "two rules": ('{"domain":["c.test"],"outboundTag":"direct"},{}', 400, "INVALID_ARGUMENT", "not JSON"),
     "what no rule has": ('{"port": "x", "outboundTag": "direct"}', 400, "INVALID_ARGUMENT", "port"),
     "nothing to match": ('{"outboundTag": "direct"}', 400, "INVALID_ARGUMENT", "no effective fields"),
+    "a pattern that has no end": ('{"attrs": {"a": "("}, "outboundTag": "direct"}', 400, "INVALID_ARGUMENT", "regexp"),
     "nowhere to go": ('{"port": 1, "outboundTag": "nowhere"}', 404, "NOT_FOUND", "'nowhere'"),
     "no balancer": ('{"port": 1, "balancerTag": "nobody"}', 404, "NOT_FOUND", "'nobody'"),
     "a name that is taken": (
@@ -187,12 +188,19 @@ REFUSED: Mapping[str, tuple[str, int, str, str]] = {
         "INVALID_ARGUMENT",
         "XRAY_ASSETS_PATH",
     ),
+    "a list elsewhere, behind another": (
+        '{"domain": "c.test,ext:../../etc/x:y", "outboundTag": "direct"}',
+        400,
+        "INVALID_ARGUMENT",
+        "XRAY_ASSETS_PATH",
+    ),
 }
 
 
-def test_what_is_refused(controller: Controller, ways: Ways) -> None:
+def test_what_is_refused(controller: Controller, ways: Ways, node: NodeProcess) -> None:
     """Each in words; nothing changes by it, and the core goes on."""
     ways.start(controller)
+    core = node.newest_core()
     for rule, http, code, words in REFUSED.values():
         with refused(http, code, words):
             controller.add_routing_rule(rule)
@@ -208,6 +216,7 @@ def test_what_is_refused(controller: Controller, ways: Ways) -> None:
             controller.override_balancer(balancer, target)
     with refused(404, "NOT_FOUND", "'nobody'"):
         controller.balancer_info("nobody")
+    assert node.newest_core() == core
     assert controller.routing_rules() == CONFIGURED
     assert ways.taken() == "direct"
 

@@ -108,8 +108,9 @@ class RoutingTests(SynchronousTestCase):
         self.generations = Generations()
         self.runner = self.node()
 
-    def node(self) -> Runner:
-        return Runner(self.clock, LogRing(self.clock, 1000), self.record, self.generations, nothing_moves)
+    def node(self, upgrade: bool = False) -> Runner:
+        ring = LogRing(self.clock, 1000)
+        return Runner(self.clock, ring, self.record, self.generations, nothing_moves, upgrade=upgrade)
 
     def tearDown(self) -> None:
         for gate in (self.driver.converting, self.driver.routing, self.driver.launching):
@@ -205,6 +206,30 @@ class RoutingTests(SynchronousTestCase):
         self.pass_time(AUDIT + 1)
         self.assertEqual(core.tags, ["x"])
 
+    def test_a_rule_that_the_core_breaks_over(self) -> None:
+        """It is looked at first, by a process of its own."""
+        core = self.started("a unbuildable")
+        self.failureResultOf(self.add("x"), InvalidConfig)
+        self.assertTrue(core.alive)
+        self.assertEqual((core.tags, self.recorded()), ([], []))
+
+    def test_a_core_that_hangs(self) -> None:
+        """It may be because of a rule that was to come; not because of one that was to go, which may be gone."""
+        core = self.started()
+        self.added("x")
+        core.fault, core.silent = CoreFailed("no answer"), True
+        router = self.runner.router
+        for work, left in (
+            (router.add("y", reset=False), ["x"]),
+            (router.lead("b", "out"), ["x"]),
+            (router.remove("x"), []),
+        ):
+            waiting = self.begin(work)
+            self.pass_time(routing.ANSWER + 1)
+            self.failureResultOf(waiting, CoreFailed)
+            self.assertEqual(self.recorded(), left)
+        self.assertEqual(Routing.unpack(self.record.changes).targets, {"b": "out"})
+
     def test_starts(self) -> None:
         """An equal one keeps it, one that fails too, another one has its own."""
         core = self.started()
@@ -284,6 +309,22 @@ class RoutingTests(SynchronousTestCase):
         self.assertIsNot(self.core, before)
         self.assertEqual(self.core.tags, ["x"])
 
+    def test_a_run_that_comes_in_while_the_core_hangs(self) -> None:
+        """It has come up with the rule and serves: the rule is not to blame."""
+        before = self.started()
+        self.driver.dear = lambda _: True
+        self.driver.routing.shut = True
+        adding = self.add("x")
+        changing = self.begin(self.runner.users.update([person("bob", "two", "a")]))
+        self.pass_time(1)
+        self.successResultOf(changing)
+        self.assertIsNot(self.core, before)
+        before.fault, before.silent = CoreFailed("no answer"), True
+        self.driver.routing.open()
+        self.pass_time(routing.ANSWER + 1)
+        self.failureResultOf(adding, CoreFailed)
+        self.assertEqual((self.core.tags, self.recorded()), (["x"], ["x"]))
+
     def test_the_way_back(self) -> None:
         """The run before, when it serves again, has what was said meanwhile."""
         before = self.started()
@@ -301,6 +342,35 @@ class RoutingTests(SynchronousTestCase):
         self.pass_time(0.5)
         self.assertIs(self.core, before)
         self.assertEqual(before.tags, ["x"])
+
+    def test_the_way_back_from_another_core(self) -> None:
+        """One of the same configuration, which was brought in by an equal Start."""
+        self.generations = Generations()
+        self.runner = self.node(upgrade=True)
+        before = self.started()
+        self.added("x")
+        before.outdated = True
+        after = self.started()
+        self.assertIsNot(after, before)
+        self.added("y")
+        self.successResultOf(self.begin(self.runner.router.remove("x")))
+        after.die()
+        self.pass_time(0.5)
+        self.assertIs(self.core, before)
+        self.assertEqual((before.tags, self.recorded()), (["y"], ["y"]))
+        self.added("z")
+        self.assertEqual((before.tags, self.recorded()), (["y", "z"], ["y", "z"]))
+
+    def test_the_way_back_from_another_configuration(self) -> None:
+        """It has the rules that it had, and none of the other."""
+        before = self.started()
+        self.added("x")
+        after = self.started("a other")
+        self.added("y")
+        after.die()
+        self.pass_time(0.5)
+        self.assertIs(self.core, before)
+        self.assertEqual((before.tags, self.recorded()), (["x"], ["x"]))
 
     def test_how_many(self) -> None:
         self.patch(routing, "MOST", 2)

@@ -1,0 +1,74 @@
+"""What a run of the core is asked so that it has the rules that are wanted, whatever it does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+
+from drivers.channel import ApiFailed, Channel
+from drivers.xray.router import Router
+from protos import xray_pb2
+from protos.xray_pb2 import RouterConfig, RoutingRule
+
+
+def tagged(*tags: str) -> list[RoutingRule]:
+    return [RoutingRule(tag="direct", rule_tag=tag) for tag in tags]
+
+
+class Core:
+    """Stands for the channel: the tags that the core has. Of the call that `silent` counts down to comes no answer;
+    `deaf` says that it does not do it either."""
+
+    def __init__(self, *tags: str) -> None:
+        self.tags = list(tags)
+        self.targets: dict[str, str] = {}
+        self.silent = -1
+        self.deaf = False
+
+    async def call(self, path: str, request: Message, _: type[Any], __: float) -> None:
+        self.silent -= 1
+        if self.silent or not self.deaf:
+            self._do(request)
+        if not self.silent:
+            raise ApiFailed("no answer", grpc.StatusCode.DEADLINE_EXCEEDED)
+
+    def _do(self, request: Message) -> None:
+        if isinstance(request, xray_pb2.AddRuleRequest):
+            [rule] = RouterConfig.FromString(request.config.value).rule
+            if rule.rule_tag in self.tags:
+                raise ApiFailed("duplicate ruleTag", grpc.StatusCode.UNKNOWN)
+            self.tags.append(rule.rule_tag)
+        elif isinstance(request, xray_pb2.RemoveRuleRequest):
+            self.tags = [tag for tag in self.tags if tag != request.rule_tag]
+        elif isinstance(request, xray_pb2.OverrideBalancerTargetRequest):
+            self.targets[request.balancer_tag] = request.target
+
+
+def become(core: Core, *wanted: tuple[Sequence[str], Mapping[str, str]]) -> None:
+    """One after the other, also where one fails."""
+
+    async def work() -> None:
+        router = Router(cast(Channel, core), tagged(*core.tags))
+        for tags, targets in wanted:
+            try:
+                await router.become(tagged(*tags), targets)
+            except ApiFailed:
+                continue
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+@pytest.mark.parametrize("silent", range(1, 6))
+@pytest.mark.parametrize("then", [["a", "b", "c"], ["new"], ["new", "more"]])
+def test_a_call_without_an_answer(then: list[str], silent: int, deaf: bool) -> None:
+    """What became of it is not known; what is wanted next is there all the same, be it what was before."""
+    core = Core("a", "b", "c")
+    core.silent, core.deaf = silent, deaf
+    become(core, (["new"], {"b": "x"}), (then, {"b": "y"}))
+    assert (core.tags, core.targets) == (then, {"b": "y"})
