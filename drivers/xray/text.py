@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from ipaddress import ip_network
 from typing import Any, NamedTuple
 
 from drivers.json_text import bare, parse
@@ -50,6 +51,34 @@ def hints(text: str, inbounds: int) -> list[Hints]:
     except (ValueError, RecursionError):
         found = []
     return found if len(found) == inbounds else [Hints()] * inbounds
+
+
+def private_targets(text: str) -> frozenset[str]:
+    """The outbounds to which routing rules lead private addresses by name."""
+    try:
+        rules = _get(_get(parse(text), "routing"), "rules")
+    except (ValueError, RecursionError):
+        return frozenset()
+    return frozenset(
+        str(_get(rule, "outboundtag"))
+        for rule in (rules if isinstance(rules, list) else [])
+        if any(map(_is_private, _strings(_get(rule, "ip"))))
+    )
+
+
+def _is_private(text: str) -> bool:
+    if text.lower() == "geoip:private":
+        return True
+    try:
+        return ip_network(text, strict=False).is_private
+    except ValueError:
+        return False
+
+
+def _strings(value: Any) -> list[str]:
+    """A list as the core reads it: one text may have several, between commas."""
+    texts = value if isinstance(value, list) else [value]
+    return [part.strip() for text in texts if isinstance(text, str) for part in text.split(",")]
 
 
 def _hints(config: Any) -> Iterator[Hints]:

@@ -7,7 +7,7 @@ Type names and numbers: `transport/internet/{config,reality/config}.proto`, `pro
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from drivers.xray import text
 from drivers.xray.streams import REALITY
@@ -48,8 +48,9 @@ def traps(base: Config, said: str, version: Version) -> Iterator[str]:
                 f"inbound {inbound.tag!r}: behind a reverse proxy its users are seen at the proxy's address without "
                 '"sockopt": {"trustedXForwardedFor": ["X-Forwarded-For"]}, and not as online at one of loopback'
             )
-    if version >= PRIVATE and (blocking := list(_blocking(base))):
-        yield f"users reach no private addresses by {', '.join(blocking)}: this core needs finalRules for that"
+    if version >= PRIVATE:
+        for tag in _blocking(base, text.private_targets(said)):
+            yield f"rules lead private addresses to {tag!r}, which reaches none on this core without finalRules"
 
 
 def unread(inbound: InboundHandlerConfig, hint: text.Hints, version: Version) -> str | None:
@@ -92,8 +93,10 @@ def _is_behind_a_proxy(receiver: xray_pb2.ReceiverConfig) -> bool:
     return is_loopback or listen.domain.startswith(("/", "@"))
 
 
-def _blocking(base: Config) -> Iterator[str]:
+def _blocking(base: Config, wanted: Container[str]) -> Iterator[str]:
+    """The freedom outbounds among these that reach no private addresses."""
     for outbound in base.outbound:
         settings = outbound.proxy_settings
-        if settings.type == _FREEDOM and not xray_pb2.FreedomConfig.FromString(settings.value).final_rules:
-            yield repr(outbound.tag)
+        rules = xray_pb2.FreedomConfig.FromString(settings.value).final_rules if settings.type == _FREEDOM else [b""]
+        if outbound.tag in wanted and not rules:
+            yield outbound.tag

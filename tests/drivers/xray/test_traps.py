@@ -78,19 +78,36 @@ def test_behind_a_reverse_proxy(network: str) -> None:
     assert warned(NEW, inbounds=[inbound()]) == []
 
 
+def leading(*addresses: str, to: str = "direct") -> Json:
+    return {"routing": {"rules": [{"type": "field", "ip": list(addresses), "outboundTag": to}]}}
+
+
 @pytest.mark.core
-def test_private_addresses() -> None:
-    """Each freedom outbound without rules is named, for the cores that have them."""
-    [warning] = warned(NEW, outbounds=[DIRECT, {**DIRECT, "tag": "other"}, {"protocol": "blackhole", "tag": "block"}])
-    assert "'direct', 'other'" in warning
-    assert "block" not in warning.replace("blocks", "")
-    assert warned(OLD, outbounds=[DIRECT]) == []
+@pytest.mark.parametrize("address", ["10.1.0.0/16", "192.168.0.7", "fd00::/8", "8.8.8.8, 127.0.0.1"])
+def test_private_addresses(address: str) -> None:
+    """A freedom outbound without rules is named where private addresses are led there, for the cores that have them."""
+    outbounds = [DIRECT, {**DIRECT, "tag": "other"}]
+    [warning] = warned(NEW, outbounds=outbounds, **leading("8.8.8.8", *address.split(", ")))
+    assert "'direct'" in warning and "other" not in warning
+    assert warned(OLD, outbounds=outbounds, **leading(address.split(", ")[0])) == []
+
+
+@pytest.mark.core
+def test_private_addresses_elsewhere() -> None:
+    """Nobody is told who leads none there, or leads them into a black hole."""
+    outbounds = [DIRECT, {"protocol": "blackhole", "tag": "block"}]
+    assert warned(NEW, outbounds=outbounds) == []
+    assert warned(NEW, outbounds=outbounds, **leading("8.8.8.8")) == []
+    assert warned(NEW, outbounds=outbounds, **leading("10.0.0.0/8", to="block")) == []
 
 
 def test_private_addresses_with_rules() -> None:
     rules = TypedMessage(type="xray.proxy.freedom.Config", value=b"\x42\x02\x08\x01")
-    base = Config(outbound=[xray_pb2.OutboundHandlerConfig(tag="direct", proxy_settings=rules)])
-    assert not list(traps.traps(base, "{}", NEW))
+    outbound = xray_pb2.OutboundHandlerConfig(tag="direct", proxy_settings=rules)
+    said = json.dumps(leading("10.0.0.0/8"))
+    assert not list(traps.traps(Config(outbound=[outbound]), said, NEW))
+    outbound.proxy_settings.value = b""
+    assert list(traps.traps(Config(outbound=[outbound]), said, NEW))
 
 
 @pytest.mark.core
