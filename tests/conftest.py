@@ -48,7 +48,7 @@ NodeProcess.child = Forked
 _LIVE = Path(__file__).parent / "live"
 # What only newer cores can do is tried where there is one.
 NEWER_XRAY = "TXNODE_TEST_XRAY_NEW"
-collect_ignore = [] if os.environ.get(NEWER_XRAY) else ["live/test_wireguard.py"]
+collect_ignore = [] if os.environ.get(NEWER_XRAY) else ["live/test_geo_files.py", "live/test_wireguard.py"]
 # Where a test without the mark looks for cores; the path is in its failure's text.
 _NOWHERE = "/this/test/lacks/the/mark/core"
 _coreless = pytest.MonkeyPatch()

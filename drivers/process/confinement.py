@@ -76,6 +76,12 @@ class Confinement:
         again = () if self.reads_etc else _READ_AGAIN
         return [Path(path) for path in again if os.path.realpath(path) == path]
 
+    def covers(self, path: Path) -> bool:
+        """Whether the directory is readable that a file of lists is in, where a link to it leads."""
+        directory = Path(os.path.realpath(path)).parent
+        places = [*self.assets, *([self.state] if self.state else [])]
+        return any(directory.is_relative_to(os.path.realpath(place)) for place in places)
+
     def rules(self, executable: Path, touched: Touched) -> tuple[str, ...]:
         """The rules for a run of this executable with such a configuration; none where they cannot be enforced."""
         if unconfined(executable) is not None:

@@ -65,6 +65,10 @@ class Executable:
         """What a core of it reads when it starts, these among it, and what it cannot read again."""
         return Files([self.path, *paths], self.confinement.pinned() if self.unconfined is None else ())
 
+    def reads_another(self, path: Path) -> bool:
+        """Whether a core of it can read a file that takes this one's name while it runs."""
+        return self.unconfined is not None or self.confinement.covers(path)
+
     def start(self, core: CoreProcess, *arguments: str, contents: Mapping[int, bytes]) -> None:
         """Have it run as a core, which reads these contents from its descriptors. Raises `CoreFailed`."""
         with ExitStack() as files:

@@ -17,6 +17,7 @@ from drivers.xray import exclusive, guard, known, latency, rules, selectors, str
 from drivers.xray.access import Shown
 from drivers.xray.accounts import BUILDERS, Inbound
 from drivers.xray.doors import Door, doors, entrances, is_over_udp, is_transparent, listens
+from drivers.xray.reloading import have_reloaded
 from drivers.xray.selectors import OURS
 from drivers.xray.text import Hints, hints
 from drivers.xray.wire import field
@@ -180,7 +181,9 @@ def rerouted(
     found = rules.added(base, routing)
     tags = [rules.public(rule.rule_tag) for rule in found]
     tagged = tuple(each._replace(tag=tag) for each, tag in zip(routing.added, tags, strict=True))
-    return replace(plan, base=rules.changed(plan.base, routing, found), routing=replace(routing, added=tagged))
+    changed = rules.changed(plan.base, routing, found)
+    have_reloaded(changed, text, version)
+    return replace(plan, base=changed, routing=replace(routing, added=tagged))
 
 
 def _planned(base: Config, text: str, exclude: frozenset[str], version: Version) -> Plan:
@@ -206,6 +209,7 @@ def _planned(base: Config, text: str, exclude: frozenset[str], version: Version)
     selectors.bind(base)
     _name_outbounds(base)
     rules.name_rules(base)
+    have_reloaded(base, text, version)
     first = guard.protect(base, version)
     if first:
         warnings.append(guard.WARNING.format(".".join(map(str, version))))

@@ -11,6 +11,8 @@ from node.contract.driver import Host
 from node.errors import CoreFailed
 
 _ASSETS = "XRAY_LOCATION_ASSET"
+# What is in the archive, beside the executable and the lists.
+_DOCUMENTS = ("LICENSE", "README.md")
 
 
 def installation(host: Host) -> Installation:
@@ -18,17 +20,28 @@ def installation(host: Host) -> Installation:
 
 
 def _lists(host: Host, executable: Path) -> list[Path]:
-    """The operator's directory, and the lists beside the executable."""
+    """The operator's directory, and the lists beside the executable; all that is there where nothing else is."""
     configured = host.settings.get("XRAY_ASSETS_PATH")
     places = [executable.parent, *([Path(configured)] if configured else [])]
     # They may be links to where a package has them.
     found = [path.resolve() for place in places for path in place.glob("*.dat")]
-    return [*found, *([Path(configured).resolve()] if configured else [])]
+    directories = [Path(configured).resolve()] if configured else []
+    return [*found, *directories, *([executable.parent] if _is_an_installation(executable) else [])]
 
 
-def files(executable: Executable) -> Files:
-    """What a core reads when it starts, and not again."""
-    return executable.reading(Path(executable.spawner.environment[_ASSETS]).glob("*.dat"))
+def _is_an_installation(executable: Path) -> bool:
+    """Whether beside it there is nothing but what comes with it, so that all that will be there may be read."""
+    try:
+        beside = list(executable.parent.iterdir())
+    except OSError:
+        return False
+    return all(path == executable or path.suffix == ".dat" or path.name in _DOCUMENTS for path in beside)
+
+
+def files(executable: Executable, reloaded: bool) -> Files:
+    """What a core reads when it starts, and not again; `reloaded`: it reads its lists again where it can."""
+    lists = Path(executable.spawner.environment[_ASSETS]).glob("*.dat")
+    return executable.reading(path for path in lists if not (reloaded and executable.reads_another(path)))
 
 
 def _environment(host: Host, executable: Path) -> dict[str, str]:

@@ -12,7 +12,7 @@ from drivers.process.executable import Executable
 from drivers.process.known import Allowed
 from drivers.process.planned import Planned
 from drivers.process.shared import watch
-from drivers.xray import config, files, rules
+from drivers.xray import config, files, reloading, rules
 from drivers.xray.access import Shown
 from drivers.xray.api import Api
 from drivers.xray.connections import Connections
@@ -42,7 +42,7 @@ class XrayPlan(Planned[config.Plan]):
         xray = await self._executable()
         endpoint, connections = self._new_api(xray), Connections(self._host.reactor, self.made.doors)
         message = await self._rendered(endpoint, started)
-        read = read_by(xray)
+        read = read_by(xray, reloading.are_reloaded(self.made.base))
         disbelief = Disbelief()
         sifter = _sifter(endpoint, connections, self.made.shown, disbelief)
         core = CoreProcess(self._host.reactor, self._host.log.extend, sifter)

@@ -27,16 +27,16 @@ class Router:
     def __init__(self, channel: Channel, rules: Iterable[RoutingRule]) -> None:
         self._channel = channel
         self._tags = [rule.rule_tag for rule in rules]
-        # Of those that the core did not answer about: it may have them or not.
+        self._targets: dict[str, str] = {}
+        # What the core did not answer about, of rules and of balancers: it may have done that, or do it yet.
         self._doubtful: set[str] = set()
-        # None where it did not answer.
-        self._targets: dict[str, str | None] = {}
+        self._unsure: set[str] = set()
         self._lock = asyncio.Lock()
 
     async def become(self, rules: Sequence[RoutingRule], targets: Mapping[str, str]) -> None:
         """Have these rules, and balancers with these targets. Raises `ApiFailed`; what was done until then stays."""
         async with self._lock:
-            for tag in tuple(self._doubtful):
+            for tag in self._doubtful.difference(self._tags):
                 await self._remove(tag)
             todo = steps(self._tags, rules)
             for rule in todo.appended:
@@ -71,30 +71,33 @@ class Router:
     async def _append(self, rule: RoutingRule) -> None:
         value = xray_pb2.RouterConfig(rule=[rule]).SerializeToString()
         request = xray_pb2.AddRuleRequest(config=TypedMessage(type=ROUTER, value=value), should_append=True)
-        self._doubtful.add(rule.rule_tag)
-        try:
-            await self._call("AddRule", request, Nothing)
-        except ApiFailed as error:
-            if not error.silent:
-                self._doubtful.remove(rule.rule_tag)
-            raise
-        self._doubtful.remove(rule.rule_tag)
+        await self._change("AddRule", request, self._doubtful, rule.rule_tag)
         self._tags.append(rule.rule_tag)
 
     async def _remove(self, tag: str) -> None:
         """One that is not there is fine."""
-        self._doubtful.add(tag)
-        await self._call("RemoveRule", xray_pb2.RemoveRuleRequest(rule_tag=tag), Nothing)
-        self._doubtful.remove(tag)
+        await self._change("RemoveRule", xray_pb2.RemoveRuleRequest(rule_tag=tag), self._doubtful, tag)
 
     async def _lead(self, targets: Mapping[str, str]) -> None:
-        for balancer in {**self._targets, **targets}:
+        for balancer in {**self._targets, **dict.fromkeys(self._unsure, ""), **targets}:
             target = targets.get(balancer, "")
-            if target != self._targets.get(balancer, ""):
+            if target != self._targets.get(balancer, "") or balancer in self._unsure:
                 request = xray_pb2.OverrideBalancerTargetRequest(balancer_tag=balancer, target=target)
-                self._targets[balancer] = None
-                await self._call("OverrideBalancerTarget", request, Nothing)
+                await self._change("OverrideBalancerTarget", request, self._unsure, balancer)
                 self._targets[balancer] = target
+
+    async def _change(self, name: str, request: Message, in_doubt: set[str], what: str) -> None:
+        """What the core does not answer about stays in doubt: it may do it after whatever it is asked next."""
+        known = what not in in_doubt
+        in_doubt.add(what)
+        try:
+            await self._call(name, request, Nothing)
+        except ApiFailed as error:
+            if known and not error.silent:
+                in_doubt.remove(what)
+            raise
+        if known:
+            in_doubt.remove(what)
 
     async def _call(self, name: str, request: Message, reply: type[Any]) -> Any:
         return await self._channel.call(_SERVICE + name, request, reply, _DEADLINE)

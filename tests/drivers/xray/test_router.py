@@ -21,21 +21,31 @@ def tagged(*tags: str) -> list[RoutingRule]:
 
 
 class Core:
-    """Stands for the channel: the tags that the core has. Of the call that `silent` counts down to comes no answer;
-    `deaf` says that it does not do it either."""
+    """Stands for the channel: the tags that the core has.
+
+    The call that `silent` counts down to has no answer; it is `done` all the same, `never`, or `late`: behind the next.
+    """
 
     def __init__(self, *tags: str) -> None:
         self.tags = list(tags)
         self.targets: dict[str, str] = {}
         self.silent = -1
-        self.deaf = False
+        self.when = "done"
+        self._late: list[Message] = []
 
     async def call(self, path: str, request: Message, _: type[Any], __: float) -> None:
         self.silent -= 1
-        if self.silent or not self.deaf:
-            self._do(request)
         if not self.silent:
+            if self.when == "done":
+                self._do(request)
+            elif self.when == "late":
+                self._late.append(request)
             raise ApiFailed("no answer", grpc.StatusCode.DEADLINE_EXCEEDED)
+        try:
+            self._do(request)
+        finally:
+            while self._late:
+                self._do(self._late.pop())
 
     def _do(self, request: Message) -> None:
         if isinstance(request, xray_pb2.AddRuleRequest):
@@ -63,12 +73,13 @@ def become(core: Core, *wanted: tuple[Sequence[str], Mapping[str, str]]) -> None
     asyncio.run(work())
 
 
-@pytest.mark.parametrize("deaf", [False, True])
+@pytest.mark.parametrize("when", ["done", "never", "late"])
 @pytest.mark.parametrize("silent", range(1, 6))
 @pytest.mark.parametrize("then", [["a", "b", "c"], ["new"], ["new", "more"]])
-def test_a_call_without_an_answer(then: list[str], silent: int, deaf: bool) -> None:
-    """What became of it is not known; what is wanted next is there all the same, be it what was before."""
+def test_a_call_without_an_answer(then: list[str], silent: int, when: str) -> None:
+    """What becomes of it is not known; what is wanted next is there in the end, be it what was before."""
     core = Core("a", "b", "c")
-    core.silent, core.deaf = silent, deaf
-    become(core, (["new"], {"b": "x"}), (then, {"b": "y"}))
+    core.silent, core.when = silent, when
+    # Twice: what is wanted is brought again every minute.
+    become(core, (["new"], {"b": "x"}), (then, {"b": "y"}), (then, {"b": "y"}))
     assert (core.tags, core.targets) == (then, {"b": "y"})
