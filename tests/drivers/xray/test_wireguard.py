@@ -361,3 +361,21 @@ def test_nobody_ever_takes_what_another_one_has(
         apply(users, roster)
     assert core.users == {key: wireguard.claims(packed) for key, packed in roster.target[TAG].items()}
     assert diff(users.accounts, roster.target) == []
+
+
+def test_a_whole_message_of_addresses() -> None:
+    """They are not read one by one: that would stop the node for a minute."""
+    many = [f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}" for number in range(wireguard.MOST_ADDRESSES + 1)]
+    read: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wireguard, "_prefix", lambda text: read.append(text) or text)
+        with pytest.raises(Unusable, match="more than 256"):
+            wireguard.prefixes(many)
+    assert read == []
+    assert wireguard.prefixes(["10.0.0.1"] * 1_000) == ["10.0.0.1/32"]
+
+
+def test_an_endless_address_is_not_told_whole() -> None:
+    with pytest.raises(Unusable) as error:
+        wireguard.prefixes(["x" * 1_000_000])
+    assert len(str(error.value)) < 1_000
