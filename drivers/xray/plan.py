@@ -117,9 +117,12 @@ def _sifter(
     def sift(lines: list[str]) -> list[str]:
         kept = []
         for line in lines:
-            if api.token in line or disbelief.again(line):
+            if api.token in line:
                 continue
+            # Also of a line that is not shown: it may be the access line of a name that has the core's words in it.
             connections.take(line)
+            if disbelief.again(line):
+                continue
             if (text := shown.line(line)) is not None:
                 kept.append(text)
         return kept

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from drivers.xray.wire import field
 from node.contract.accounts import Accounts, Change, Unusable, key_of
-from node.errors import InvalidConfig
+from node.errors import InvalidConfig, shown
 from protos import xray_pb2
 from protos.service_pb2 import Wireguard
 from protos.xray_pb2 import InboundHandlerConfig, User
@@ -28,6 +28,8 @@ ACCOUNT = "xray.proxy.wireguard.PeerConfig"
 SINCE = (26, 6, 27)
 # The most addresses of one user, of all prefixes together: each is looked up by itself.
 MOST_ADDRESSES = 256
+# Characters of a prefix, and more: in an error a longer one would leave no room for the names of others.
+_LONGEST = 100
 # Users above which a busy core may not be up in the time that a start has: 0.3 ms of a processor for each.
 CROWD = 10_000
 _URL_SAFE = str.maketrans("-_", "+/")
@@ -45,18 +47,32 @@ def parse_key(text: str) -> bytes:
 def prefixes(texts: Iterable[str]) -> list[str]:
     """These as the core writes them, bare addresses among them, each once and in order. Raises `Unusable`."""
     try:
-        found = sorted(set(map(_prefix, texts)))
+        found = sorted(set(map(_prefix, _few(texts))))
     except ValueError as error:
         raise Unusable(f"a WireGuard address is none: {error}") from error
     if not found:
         raise Unusable("the user has no WireGuard address")
     if sum(map(_size, found)) > MOST_ADDRESSES:
-        raise Unusable(f"the user has more than {MOST_ADDRESSES} WireGuard addresses")
+        raise _too_many()
     return found
+
+
+def _few(texts: Iterable[str]) -> set[str]:
+    """These, each once. Raises `Unusable` before anybody reads what a whole message can hold of them."""
+    each = set(texts)
+    if len(each) > MOST_ADDRESSES:
+        raise _too_many()
+    return each
+
+
+def _too_many() -> Unusable:
+    return Unusable(f"the user has more than {MOST_ADDRESSES} WireGuard addresses")
 
 
 def _prefix(text: str) -> str:
     """One of them. Raises `ValueError`."""
+    if len(text) > _LONGEST:
+        raise ValueError(f"{shown(text)} is too long")
     address, _, length = text.partition("/")
     one = ip_address(address)
     # The core does not read the first, and takes the second for the address of IPv4.

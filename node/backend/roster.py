@@ -224,10 +224,13 @@ class Roster:
             waiting = self._waiting[tag].get(claim, {})
             if holder[claim] != key:
                 del waiting[key]
-                continue
-            del holder[claim]
-            if waiting:
-                touched |= self._inherit(tag, claim, waiting)
+            else:
+                del holder[claim]
+                if waiting:
+                    touched |= self._inherit(tag, claim, waiting)
+            if not waiting:
+                # Each change of users copies all that is left here.
+                self._waiting[tag].pop(claim, None)
         return touched
 
     def _inherit(self, tag: str, claim: bytes, waiting: dict[str, bytes]) -> set[tuple[str, str]]:

@@ -53,7 +53,7 @@ class Machine:
 
     def run(self, line: str) -> None:
         """A line of the page, with the directories of this machine."""
-        here = re.sub(r"(?<=[ >])/(?=opt/|etc/|var/)", f"{self.root}/", line)
+        here = re.sub(r"(?<=[ <>])/(?=opt/|etc/|var/)", f"{self.root}/", line)
         path = f"{self.root / 'bin'}:{os.environ['PATH']}"
         subprocess.run(["sh", "-euc", here], cwd=ROOT, env={"PATH": path}, check=True, timeout=20)
 
@@ -115,3 +115,25 @@ def test_the_settings_of_the_others(tmp_path: Path) -> None:
     machine.run(BLOCKS[2].splitlines()[2])
     assert uuid.UUID(machine.settings()["API_KEY"]).int
     assert stat.S_IMODE((tmp_path / "etc/txnode/node.env").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("block", [0, 2])
+def test_settings_that_are_there_stay(tmp_path: Path, block: int) -> None:
+    """A second run does not replace the key that a panel knows, nor what an operator has added."""
+    machine, line = Machine(tmp_path), BLOCKS[block].splitlines()[2]
+    machine.run(line)
+    file = tmp_path / "etc/txnode/node.env"
+    file.write_text(file.read_text() + "CORE_PATHS=/etc/letsencrypt\n")
+    before = file.read_text()
+    with pytest.raises(subprocess.CalledProcessError):
+        machine.run(line)
+    assert file.read_text() == before
+
+
+def test_without_the_settings_of_the_other_node(tmp_path: Path) -> None:
+    """Nothing is written then that would be in the way later."""
+    machine = Machine(tmp_path)
+    (tmp_path / "opt/pg-node/.env").unlink()
+    with pytest.raises(subprocess.CalledProcessError):
+        machine.run(BLOCKS[0].splitlines()[2])
+    assert not (tmp_path / "etc/txnode/node.env").exists()

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from drivers.process.known import Allowed
 from drivers.xray import traps
-from drivers.xray.config import plan
+from drivers.xray.access import Shown
+from drivers.xray.config import Endpoint, plan
+from drivers.xray.connections import Connections
+from drivers.xray.plan import _sifter
 from drivers.xray.streams import REALITY
-from drivers.xray.traps import Disbelief
+from drivers.xray.traps import UNTRUSTED, Disbelief
 from protos import xray_pb2
 from protos.xray_pb2 import Config, InboundHandlerConfig, TypedMessage
 from scripts.staging.core import Json
@@ -144,3 +148,13 @@ def test_a_core_that_does_not_believe() -> None:
     ]
     assert len(disbelief.warnings) == 1
     assert Disbelief().warnings == []
+
+
+def test_words_of_the_core_in_a_name() -> None:
+    """A user whose name has them is not hidden by them: their connections are known, and end when they are removed."""
+    seen: list[str] = []
+    connections = cast(Connections, SimpleNamespace(take=seen.append))
+    sift = _sifter(Endpoint("", "0123", direct=True), connections, Shown(), Disbelief())
+    lines = [f"from tcp:192.0.2.1:{port} accepted tcp:a.test:443 [in >> direct] email: {UNTRUSTED}" for port in (1, 2)]
+    sift([SAID, *lines, "of the node's own 0123"])
+    assert seen[-2:] == lines

@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -361,3 +362,18 @@ def test_nobody_ever_takes_what_another_one_has(
         apply(users, roster)
     assert core.users == {key: wireguard.claims(packed) for key, packed in roster.target[TAG].items()}
     assert diff(users.accounts, roster.target) == []
+
+
+def test_a_whole_message_of_addresses() -> None:
+    """They are not read one by one: that would stop the node for a minute."""
+    many = [f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}" for number in range(wireguard.MOST_ADDRESSES + 1)]
+    with mock.patch.object(wireguard, "_prefix") as read, pytest.raises(Unusable, match="more than 256"):
+        wireguard.prefixes(many)
+    read.assert_not_called()
+    assert wireguard.prefixes(["10.0.0.1"] * 1_000) == ["10.0.0.1/32"]
+
+
+def test_an_endless_address_is_not_told_whole() -> None:
+    with pytest.raises(Unusable) as error:
+        wireguard.prefixes(["x" * 1_000_000])
+    assert len(str(error.value)) < 1_000

@@ -304,3 +304,16 @@ def test_users_are_kept_as_they_came() -> None:
     roster, _ = roster_of(user)
     kept = stored(roster)[0]
     assert (kept.proxies, set(kept.inbounds)) == (user.proxies, set(user.inbounds))
+
+
+def test_nothing_is_left_of_a_quarrel() -> None:
+    """Once nobody waits for a credential or an address any more, the roster keeps nothing of it."""
+    roster, _ = roster_of(person("ann", "a", "a", ips=["10.0.0.1"]))
+    for number in range(2, 10):
+        ips = ["10.0.0.1", f"10.0.0.{number}"]
+        roster.put(person("bob", "a", "a", ips=ips))
+        roster.put(person("cy", "c", "a", ips=ips))
+        roster.put(person("ann", "a", "a", ips=ips[number % 2 :]))
+    for name in ("ann", "bob", "cy"):
+        roster.remove(name)
+    assert not any(map(any, (roster._waiting.values(), roster._holder.values(), roster._addresses.values())))
