@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from node import deployed
+from node import deployed, env_file
 from node.contract.settings import Setting
 
 MIN_KEY = 16
@@ -131,7 +131,7 @@ def given(
 ) -> dict[str, str]:
     """The settings that somebody set, by name, unchecked. `options` by setting name. Raises `BadSettings`."""
     environ = os.environ if environ is None else environ
-    return _explicit((_read_env_file(directory / ".env"), environ, options), drivers)
+    return _explicit((_from_file(directory / ".env"), environ, options), drivers)
 
 
 def _explicit(sources: Iterable[Words], drivers: Sequence[Setting]) -> dict[str, str]:
@@ -146,7 +146,7 @@ def _explicit(sources: Iterable[Words], drivers: Sequence[Setting]) -> dict[str,
 def load(options: Words, directory: Path, environ: Words | None = None, *, drivers: Sequence[Setting]) -> Settings:
     """The settings of this process. `options` by setting name. Raises `BadSettings`."""
     environ = os.environ if environ is None else environ
-    sources = (_read_env_file(directory / ".env"), environ, options)
+    sources = (_from_file(directory / ".env"), environ, options)
     explicit = _explicit(sources, drivers)
     values = {setting.name: setting.default for setting in all_settings(drivers)} | explicit
     notify = {name: value for name, value in environ.items() if name in _SYSTEMD}
@@ -208,7 +208,7 @@ class _Check:
 
     def _file(self, name: str, default: Path) -> Path:
         path = self._path(name) if self._values[name] else default
-        if not path.is_file():
+        if not _is_file(path):
             self._faults.append(f"{name}: there is no file {path}; `python -m node.certificate DIR` makes a pair")
         return path
 
@@ -216,7 +216,7 @@ class _Check:
         if not self._values["CLIENT_CA"]:
             return None
         path = self._path("CLIENT_CA")
-        if not path.is_file():
+        if not _is_file(path):
             self._faults.append(f"CLIENT_CA: there is no file {path}")
         return path
 
@@ -281,7 +281,7 @@ class _Check:
         """The key, and the file that it is from. There may be none where a file has others."""
         key, configured = self._values["API_KEY"], self._values["API_KEY_FILE"]
         file = self._path("API_KEY_FILE") if configured else state_dir / "api_key"
-        from_file = not key and (bool(configured) or file.is_file())
+        from_file = not key and (bool(configured) or _is_file(file))
         if from_file:
             try:
                 key = file.read_text().strip()
@@ -296,7 +296,7 @@ class _Check:
     def _others(self, state_dir: Path, key: str, from_file: bool) -> bool:
         """No key is set here, and there is a file for others, or none is needed."""
         named = self._values["API_KEYS_FILE"] or self._values["CLIENT_CERTIFICATE"].lower() == "instead"
-        there = bool(named) or self._keys_file(state_dir).is_file()
+        there = bool(named) or _is_file(self._keys_file(state_dir))
         return not key and not from_file and there
 
     def _keys_file(self, state_dir: Path) -> Path:
@@ -324,23 +324,18 @@ def key_fault(key: str) -> str:
         return ""
 
 
-def _read_env_file(path: Path) -> dict[str, str]:
-    """Lines of NAME=value. Comments, quotes around a value and `export` before a name are dropped."""
+def _is_file(path: Path) -> bool:
     try:
-        lines = path.read_text().splitlines()
+        return path.is_file()
+    except OSError:  # too long a name
+        return False
+
+
+def _from_file(path: Path) -> dict[str, str]:
+    """What a file says, if it is there. Raises `BadSettings`."""
+    try:
+        return env_file.read(path.read_text())
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:
         raise BadSettings([f"{path} cannot be read: {error}"]) from error
-    values = {}
-    for line in lines:
-        name, equals, value = line.strip().removeprefix("export ").partition("=")
-        if equals and not name.startswith("#"):
-            values[name.strip()] = _value(value)
-    return values
-
-
-def _value(text: str) -> str:
-    """What stands behind the `=`: in quotes, or up to a `#` behind a space."""
-    quoted = re.fullmatch(r"""\s*(['"])(.*?)\1\s*(?:\s#.*)?""", text)
-    return quoted[2] if quoted else re.sub(r"\s#.*", "", text).strip()

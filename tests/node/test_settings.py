@@ -261,6 +261,19 @@ def test_remarks_behind_a_value(home: Path, text: str, value: str) -> None:
     assert loaded(home).host == value
 
 
+def test_a_mark_of_the_encoding(home: Path) -> None:
+    """Editors of other systems put one before the first name."""
+    (home / ".env").write_text("NODE_HOST=::1\n", encoding="utf-8-sig")
+    assert loaded(home).host == "::1"
+
+
+@pytest.mark.parametrize("name", ["SSL_CERT_FILE", "SSL_KEY_FILE", "CLIENT_CA", "API_KEY_FILE"])
+def test_a_path_that_is_too_long(home: Path, name: str) -> None:
+    """It is a fault like that of any other file that is not there."""
+    [fault] = faults(home, **{name: "x" * 5000}, **({"API_KEY": ""} if name == "API_KEY_FILE" else {}))
+    assert fault.startswith(name)
+
+
 # Ports and settings
 
 
