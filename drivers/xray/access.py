@@ -142,7 +142,6 @@ class Endpoints:
             self._claims[where] = intern(key)
             return False
         self._sockets.pop(where, None)
-        self._guesses.pop(where, None)
         self._hold(where, key if before in (None, key) else self._NOBODY)
         return before in (None, key)
 
@@ -210,6 +209,7 @@ class Endpoints:
 
     def _hold(self, where: Endpoint, key: str) -> None:
         self._old.pop(where, None)
+        self._guesses.pop(where, None)
         self._young[where] = intern(key)
 
     def _is_another(self, where: Endpoint, socket: int | None) -> bool:

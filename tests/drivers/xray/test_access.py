@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from drivers.sockets.connections import endpoint
@@ -170,6 +170,17 @@ STEPS = st.lists(
 )
 
 
+# Who gets what another one had claimed: a guess of the time between says nothing any more.
+@example(
+    [
+        ("note", ANNA, "anna"),
+        ("age",),
+        ("open", ANNA),
+        ("note", ANNA, "bert"),
+        ("settle",),
+        ("guess", ANNA, "anna"),
+    ]
+)
 @given(STEPS)
 def test_an_endpoint_stays_whose_it_is(steps: list[tuple[Any, ...]]) -> None:
     """While its socket lives an endpoint is whose it was, whatever lines say; what is closed is forgotten."""
