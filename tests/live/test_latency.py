@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -13,6 +11,7 @@ from protos.service_pb2 import Latency
 from scripts.staging.controller import Controller, refused
 from scripts.staging.core import Json
 from scripts.staging.inbounds import Kind
+from scripts.staging.page import page
 from scripts.staging.ports import free_port
 from scripts.staging.wait import until
 from tests.conftest import Place, run
@@ -20,25 +19,10 @@ from tests.harness import grounds
 from tests.harness.grounds import GROUNDS, SING_BOX, XRAY, Ground
 
 
-class Page(BaseHTTPRequestHandler):
-    """What outbounds are measured by."""
-
-    def do_GET(self) -> None:
-        self.send_response(204)
-        self.end_headers()
-
-    do_HEAD = do_GET  # noqa: N815
-
-    def log_message(self, *_: object) -> None:
-        """Nothing: it is asked every second."""
-
-
-@pytest.fixture(scope="module")
-def page() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
+@pytest.fixture(scope="module", name="page")
+def a_page() -> Iterator[str]:
+    with page("127.0.0.1") as url:
+        yield url
 
 
 def observatory(page: str) -> Json:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from protos.service_pb2 import (
     AddRoutingRuleRequest,
@@ -18,6 +14,7 @@ from protos.service_pb2 import (
     RemoveRoutingRuleRequest,
     TestRouteRequest,
 )
+from scripts.staging.page import page
 from tests.conformance import registry
 from tests.conformance.context import Context
 from tests.conformance.registry import Level, State
@@ -43,27 +40,6 @@ def latency(context: Context) -> None:
 def _told(context: Context) -> dict[str, tuple[bool, int]]:
     reply = context.node.call("GetOutboundsLatency", LatencyRequest())
     return {latency.name: (latency.alive, latency.delay) for latency in reply.latencies}
-
-
-class Page(BaseHTTPRequestHandler):
-    """What outbounds are measured by."""
-
-    def do_GET(self) -> None:
-        self.send_response(204)
-        self.end_headers()
-
-    do_HEAD = do_GET  # noqa: N815
-
-    def log_message(self, *_: object) -> None:
-        """Nothing: it is asked every second."""
-
-
-@contextmanager
-def page(host: str) -> Iterator[str]:
-    with ThreadingHTTPServer((host, 0), Page) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://{host}:{server.server_port}/"
-        server.shutdown()
 
 
 @check("routing.rules", Level.CONTROLLERS, optional=True, cores=XRAY)
