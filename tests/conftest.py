@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -52,6 +52,8 @@ collect_ignore = [] if os.environ.get(NEWER_XRAY) else ["live/test_geo_files.py"
 # Where a test without the mark looks for cores; the path is in its failure's text.
 _NOWHERE = "/this/test/lacks/the/mark/core"
 _coreless = pytest.MonkeyPatch()
+# Lines of a node that stand in the report of a test that failed.
+_LAST = 60
 
 # Xray never lists 127.0.0.1 as online.
 SOURCE = "127.0.0.2"
@@ -182,6 +184,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             _coreless.setenv(core.variable("EXECUTABLE_PATH"), _NOWHERE)
         find_xray.cache_clear()
         find_sing_box.cache_clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What the nodes of a failed test said last stands in its report."""
+    report = yield
+    if report.failed:
+        for name, found in getattr(item, "funcargs", {}).items():
+            if isinstance(found, NodeProcess):
+                report.sections.append((f"{name}, its last lines", "\n".join(found.last_lines(_LAST))))
+    return report
 
 
 @pytest.fixture(autouse=True)

@@ -56,7 +56,8 @@ class NodeProcess:
         self.sing_box = install.find(SING_BOX_BUILT, pinned=True)
         self._environment = {name: value for name, value in (self._settings() | environment).items() if value}
         self._child: Child | None = None
-        self._seen: dict[int, psutil.Process] = {}
+        # By number and start: a number comes again within minutes on a machine that starts many threads.
+        self._seen: set[psutil.Process] = set()
 
     @property
     def pem(self) -> str:
@@ -75,6 +76,10 @@ class NodeProcess:
     def lines(self) -> list[str]:
         """What the node has said since its last start."""
         return self._running.lines
+
+    def last_lines(self, number: int) -> list[str]:
+        """The last of them, none before the first start."""
+        return self.lines[-number:] if self._child else []
 
     def start(self) -> None:
         """Run the node and wait until its ports accept. Raises `AssertionError` with its output if they do not."""
@@ -97,13 +102,13 @@ class NodeProcess:
         """The node's descendants that run a core's executable by now, the oldest first."""
         self._look()
         cores = {core.resolve() for core in (self.core, self.sing_box) if core}
-        found = [process for process in self._seen.values() if _runs(process, cores)]
+        found = [process for process in self._seen if _runs(process, cores)]
         return [process.pid for process in sorted(found, key=lambda process: (process.create_time(), process.pid))]
 
     def newest_core(self) -> int:
         """The process of the core that came last; those before it drain. Raises `AssertionError` if there is none."""
         pids = self.core_pids()
-        assert pids, "no core runs"
+        assert pids, f"no core runs among {[*self._seen]}"
         return pids[-1]
 
     def __enter__(self) -> Self:
@@ -151,8 +156,7 @@ class NodeProcess:
 
     def _look(self) -> None:
         """Remember every process of the node: once it has ended, nothing else leads to them."""
-        for process in _family(self._running.pid):
-            self._seen.setdefault(process.pid, process)
+        self._seen.update(_family(self._running.pid))
 
     def _clear(self) -> None:
         """A core may need a moment to follow its node; what is there after it is killed and reported."""
@@ -168,13 +172,15 @@ class NodeProcess:
             raise AssertionError(f"the node left processes behind: {left}; it said:\n{self._child.output}") from error
 
     def _left(self) -> list[psutil.Process]:
-        return [process for process in self._seen.values() if _alive(process)]
+        return [process for process in self._seen if _alive(process)]
 
 
 def _family(pid: int) -> Iterator[psutil.Process]:
     """Descendants of the node, and whoever is in its session: orphans stay in that."""
     with contextlib.suppress(psutil.NoSuchProcess):
         yield from psutil.Process(pid).children(recursive=True)
+    # It remembers processes by their number, and may give one that has ended for another that has its number now.
+    psutil.process_iter.cache_clear()
     for process in psutil.process_iter():
         try:
             if process.pid != pid and os.getsid(process.pid) == pid:
