@@ -15,6 +15,13 @@ from node.nodectl.options import options
 # Each command and its line in the help; it is in the module of its name in `node.nodectl.commands`, as `command`.
 COMMANDS: dict[str, str] = {
     "info": "What each node is and runs.",
+    "start": "Run a configuration with users.",
+    "stop": "End what runs.",
+    "stats": "Bytes of users, inbounds, outbounds; figures of the machine and the core.",
+    "online": "Who is connected, and from where.",
+    "logs": "Log lines of the core and the node.",
+    "top": "A live screen: the machine, and its busiest users.",
+    "completion": "What a shell needs to complete nodectl.",
 }
 
 

@@ -6,6 +6,7 @@ Texts of nodes may be of others: nothing in them does something to a terminal.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from rich.text import Text
 from node.errors import NodeError
 from node.logs import printable
 from node.nodectl.exits import advice_for
+from node.nodectl.units import size
 
 Row = Sequence[object]
 
@@ -76,6 +78,11 @@ def plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     lines = [list(columns), *map(list, rows)]
     widths = [max(len(line[at]) for line in lines) for at in range(len(columns))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+
+
+def amount(count: int) -> str:
+    """Bytes: for people in units, for pipes as they are."""
+    return size(count) if sys.stdout.isatty() else str(count)
 
 
 def say_error(node: str, error: NodeError) -> None:

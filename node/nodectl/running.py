@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from functools import partial
+from typing import Any, Generic, Self, TypeVar, cast
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore, FirstError, gatherResults
 from twisted.python.failure import Failure
@@ -88,34 +89,55 @@ class _Run(Generic[T]):
             self._reactor.stop()
 
 
-async def ask(reactor: Reactor, targets: dict[str, Target], work: Work[T], deadline: float) -> list[Outcome[T]]:
-    """Ask these nodes, `AT_ONCE` of them at a time; none waits for another one's answer."""
-    aio = Aio(reactor) if any(target.transport == "grpc" for target in targets.values()) else None
-    if aio is not None:
-        aio.startService()
-    places = DeferredSemaphore(AT_ONCE)
+class Fleet:
+    """Clients of several nodes, for `async with`: asked `AT_ONCE` at a time, none waits for another one's answer."""
+
+    def __init__(self, reactor: Reactor, targets: Mapping[str, Target], deadline: float) -> None:
+        self.reactor = reactor
+        self._deadline = deadline
+        self._aio = Aio(reactor) if any(target.transport == "grpc" for target in targets.values()) else None
+        self._targets = targets
+        self.nodes: list[Asked] = []
+
+    async def __aenter__(self) -> Self:
+        if self._aio is not None:
+            self._aio.startService()
+        for name, target in self._targets.items():
+            client = connect(self.reactor, target, deadline=self._deadline, aio=self._aio)
+            self.nodes.append(Asked(name, client, self.reactor))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await gatherResults([Deferred.fromCoroutine(node.client.close()) for node in self.nodes], consumeErrors=True)
+        if self._aio is not None:
+            self._aio.stopService()
+
+    async def ask(self, work: Work[T]) -> list[Outcome[T]]:
+        """What came of it, in the order of the nodes. Raises what is no `NodeError`."""
+        return await parallel([partial(asked, node, work) for node in self.nodes], AT_ONCE)
+
+
+async def parallel(works: Iterable[Callable[[], Coroutine[Any, Any, T]]], at_once: int) -> list[T]:
+    """What all of them bring, in their order. Raises the first error."""
+    places = DeferredSemaphore(at_once)
     try:
-        asked = [
-            places.run(Deferred.fromCoroutine, _one(reactor, name, target, work, deadline, aio))
-            for name, target in targets.items()
-        ]
-        return await gatherResults(asked, consumeErrors=True)
+        return await gatherResults([places.run(work) for work in works], consumeErrors=True)
     except FirstError as error:
         assert error.subFailure.value is not None
         raise error.subFailure.value
-    finally:
-        if aio is not None:
-            aio.stopService()
 
 
-async def _one(
-    reactor: Reactor, name: str, target: Target, work: Work[T], deadline: float, aio: Aio | None
-) -> Outcome[T]:
+async def asked(node: Asked, work: Work[T]) -> Outcome[T]:
     try:
-        async with connect(reactor, target, deadline=deadline, aio=aio) as client:
-            return Outcome(name, answer=await work(Asked(name, client, reactor)))
+        return Outcome(node.name, answer=await work(node))
     except NodeError as error:
-        return Outcome(name, error=error)
+        return Outcome(node.name, error=error)
+
+
+async def ask(reactor: Reactor, targets: Mapping[str, Target], work: Work[T], deadline: float) -> list[Outcome[T]]:
+    """Ask these nodes once."""
+    async with Fleet(reactor, targets, deadline) as fleet:
+        return await fleet.ask(work)
 
 
 def each(outcomes: Sequence[Outcome[T]]) -> list[tuple[str, T]]:

@@ -18,7 +18,7 @@ from node.nodectl.exits import Exit, Unusable, code_of, together
 from node.nodectl.local import local
 from node.nodectl.output import Row, say_error, say_json, say_table
 from node.nodectl.profiles import LOCAL, Nodes, Profile
-from node.nodectl.running import Outcome, Work, ask, each, run
+from node.nodectl.running import Fleet, Outcome, Work, ask, each, run
 from node.nodectl.targets import target_of
 from node.reactor import Reactor
 
@@ -60,20 +60,29 @@ class Session:
         with console.status(f"asking {names}") if console.is_terminal and not self.json else nullcontext():
             return run(lambda reactor: ask(reactor, targets, work, deadline))
 
-    def attend(self, work: Callable[[Reactor, dict[str, Target]], Coroutine[Any, Any, T]]) -> T:
+    def attend(self, work: Callable[[Fleet], Coroutine[Any, Any, T]]) -> T:
         """For commands that go on until they are ended."""
         targets = self.targets()
-        return run(lambda reactor: work(reactor, targets))
+
+        async def main(reactor: Reactor) -> T:
+            async with Fleet(reactor, targets, self.timeout) as fleet:
+                return await work(fleet)
+
+        return run(main)
 
     def report(
-        self, outcomes: Sequence[Outcome[T]], columns: Sequence[str], rows: Callable[[T], Iterable[Row]]
+        self,
+        outcomes: Sequence[Outcome[T]],
+        columns: Sequence[str],
+        rows: Callable[[T], Iterable[Row]],
+        code: Exit = Exit.OK,
     ) -> NoReturn:
-        """Say all answers, as rows of one table, and all errors; then end with the code of it."""
+        """Say all answers, as rows of one table, and all errors; then end with the code of it, without any `code`."""
         if self.json:
-            say_json([_document(outcome) for outcome in outcomes])
+            say_json([document(outcome) for outcome in outcomes])
         elif answers := each(outcomes):
             self.table(columns, [(node, row) for node, answer in answers for row in rows(answer)], len(outcomes) > 1)
-        self.end(outcomes)
+        self.end(outcomes, code)
 
     def table(self, columns: Sequence[str], rows: Iterable[tuple[str, Row]], many: bool) -> None:
         """A table of what nodes answered; with many, their names stand in front."""
@@ -82,13 +91,13 @@ class Session:
         else:
             say_table(columns, [row for _, row in rows])
 
-    def end(self, outcomes: Sequence[Outcome[Any]]) -> NoReturn:
-        """Say the errors, and end with the code of them all."""
+    def end(self, outcomes: Sequence[Outcome[Any]], code: Exit = Exit.OK) -> NoReturn:
+        """Say the errors, and end with the code of them all; without any with `code`."""
         for outcome in outcomes:
             if outcome.error is not None:
                 say_error(outcome.node, outcome.error)
         raise click.exceptions.Exit(
-            together(Exit.OK if outcome.error is None else code_of(outcome.error) for outcome in outcomes)
+            together(code if outcome.error is None else code_of(outcome.error) for outcome in outcomes)
         )
 
     def _chosen(self) -> list[Profile]:
@@ -109,7 +118,7 @@ class Session:
         raise Unusable(f"{self.file or default_file()} has no node {name}: it has {known}")
 
 
-def _document(outcome: Outcome[Any]) -> dict[str, Any]:
+def document(outcome: Outcome[Any]) -> dict[str, Any]:
     if outcome.error is not None:
         return {"node": outcome.node, "error": {"code": outcome.error.code, "text": outcome.error.text}}
     return {"node": outcome.node, "result": outcome.answer}
