@@ -95,8 +95,9 @@ class _Run(Generic[T]):
         return self._work
 
     def _break(self) -> None:
-        self._broken = True
-        self._stop()
+        if not self._outcome:  # else it is the reactor that closes all when it ends
+            self._broken = True
+            self._stop()
 
     def _stop(self) -> None:
         if self._reactor.running:
