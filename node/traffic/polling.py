@@ -23,9 +23,8 @@ from node.waiting import lasting
 from protos import service_pb2
 from protos.service_pb2 import StatRequest, StatResponse
 
-# The part of the interval for which a reading is good enough for who asks: of ten seconds, one. While somebody asks,
-# the node reads as often by itself.
-FRESH = 0.1
+# How often the node looks whether a reading is due, as a part of the interval: who asks has one made as well.
+TICK = 0.1
 # Counters are booked, and rows told, in parts of this many (2 to 3 ms), between which other work is done.
 SLICE = 2000
 
@@ -68,13 +67,12 @@ class Traffic:
         self._is_user = is_user
         self._store = store
         self._interval = interval
-        self._fresh = FRESH * interval
         self._ledger = Ledger()
         self._readings = Readings(reactor, self._read_one)
-        self._poll = Periodic("reading and noting the counters", self._tick, self._fresh, reactor)
+        self._poll = Periodic("reading and noting the counters", self._tick, interval * TICK, reactor)
         # Why the last reading of a generation brought nothing.
         self._faults: dict[Generation, str] = {}
-        self._read_at = self._asked_at = self._saved_at = float("-inf")
+        self._read_at = self._saved_at = float("-inf")
 
     @property
     def warnings(self) -> list[str]:
@@ -110,13 +108,12 @@ class Traffic:
         return await lasting(ensureDeferred(self._read_all(counting, began)))
 
     async def stats(self, request: StatRequest, delivered: Callable[[], Deferred[bool]]) -> StatResponse:
-        """The rows of a request, from the ledger. With a reset they come back if the reply is not delivered.
+        """The rows of a request: all that was counted until it came. With a reset they come back if the reply is not
+        delivered.
 
         `delivered` is asked for where that matters. Raises `UnknownName`.
         """
-        self._asked_at = self._reactor.seconds()
-        if self._asked_at - self._read_at >= self._fresh:
-            await self.read()
+        await self.read()
         scope, name = asked(request)
         self._require(scope)
         rows = self._ledger.all(scope) if name is None else iter([self._row(scope, name)])
@@ -145,12 +142,11 @@ class Traffic:
 
     async def _tick(self) -> None:
         now = self._reactor.seconds()
-        due = self._fresh if now - self._asked_at < self._interval else self._interval
         # A tick that comes a little early is as good.
-        early = self._fresh / 2
-        if self._generations.counting and now - self._read_at > due - early:
+        due = self._interval * (1 - TICK / 2)
+        if self._generations.counting and now - self._read_at > due:
             await self.read()
-        if now - self._saved_at > self._interval - early:
+        if now - self._saved_at > due:
             self.save()
 
     async def _read_all(self, counting: Sequence[Generation], began: float) -> bool:

@@ -17,28 +17,33 @@ PATIENCE = 5.0
 
 
 class Readings:
-    """`read` reads one run; it goes on when nobody waits for it any more."""
+    """`read` reads one run; it goes on when nobody waits for it any more. Nobody gets one that began before they asked:
+    who comes while a run is read waits for the next reading of it, which all who came meanwhile share."""
 
     def __init__(self, reactor: IReactorTime, read: Callable[[Generation], Coroutine[Any, Any, bool]]) -> None:
         self._reactor = reactor
         self._read = read
-        # Who waits for each, and since when it is under way.
+        # Who waits for each that is under way, since when it is, and who waits for the next one.
         self._waiting: dict[Generation, list[Deferred[bool]]] = {}
         self._since: dict[Generation, float] = {}
+        self._next: dict[Generation, list[Deferred[bool]]] = {}
 
     @property
     def under_way(self) -> Collection[Generation]:
         return self._waiting.keys()
 
-    async def one(self, run: Generation) -> bool:
-        """What a reading that begins now says."""
-        while run in self._waiting:
-            await self._of(run)
-        return await self._of(run)
+    def one(self, run: Generation) -> Deferred[bool]:
+        """What a reading says that begins now, or when the one under way is over; a Deferred for each caller."""
+        waiter: Deferred[bool] = Deferred()
+        if run in self._waiting:
+            self._next.setdefault(run, []).append(waiter)
+        else:
+            self._begin(run, [waiter])
+        return waiter
 
     async def all(self, runs: Iterable[Generation]) -> bool:
-        """Whether a reading of one of these, begun or joined, says so; or may, because it takes too long."""
-        readings = {run: self._of(run) for run in runs}
+        """Whether such a reading of one of these says so; or may, because it takes too long."""
+        readings = {run: self.one(run) for run in runs}
         now = self._reactor.seconds()
         awaited = [reading for run, reading in readings.items() if now - self._since.get(run, now) < PATIENCE]
         try:
@@ -47,17 +52,14 @@ class Readings:
             return True
         return any(told) or len(awaited) < len(readings)
 
-    def _of(self, run: Generation) -> Deferred[bool]:
-        """The reading that is under way, or else a new one; a Deferred of its own for each caller."""
-        waiter: Deferred[bool] = Deferred()
-        if run in self._waiting:
-            self._waiting[run].append(waiter)
-        else:
-            self._waiting[run], self._since[run] = [waiter], self._reactor.seconds()
-            ensureDeferred(self._read(run)).addBoth(self._done, run)
-        return waiter
+    def _begin(self, run: Generation, waiting: list[Deferred[bool]]) -> None:
+        self._waiting[run], self._since[run] = waiting, self._reactor.seconds()
+        ensureDeferred(self._read(run)).addBoth(self._done, run)
 
     def _done(self, outcome: bool | Failure, run: Generation) -> None:
         del self._since[run]
-        for waiter in self._waiting.pop(run):
+        waiting = self._waiting.pop(run)
+        if run in self._next:
+            self._begin(run, self._next.pop(run))
+        for waiter in waiting:
             waiter.callback(outcome)

@@ -94,34 +94,39 @@ class PollingTests(SynchronousTestCase):
         self.assertEqual(self.core.asked, 6)
 
     def test_whoever_asks(self) -> None:
-        """He gets a reading that is no older than a second; several who ask at once cause one."""
-        self.core.counts = {ANN_UP: 5}
-        for _ in range(5):
-            self.assertEqual(self.ask(), {("ann", "uplink"): 5})
-        self.assertEqual(self.core.asked, 1)
-        self.core.counts = {ANN_UP: 7}
-        self.pass_time(1.5)
-        self.assertEqual(self.ask(), {("ann", "uplink"): 7})
+        """Who asks gets what was counted until then, however short ago somebody else has asked."""
+        for count in (5, 7, 7, 8):
+            self.core.counts = {ANN_UP: count}
+            self.assertEqual(self.ask(), {("ann", "uplink"): count})
 
     def test_who_asks_while_it_is_read(self) -> None:
-        """Several who ask while a core is slow to answer wait for one reading, not each for one behind the other."""
-        answer: Deferred[None] = Deferred()
-        self.core.counts, self.core.answer = {ANN_UP: 5}, lambda: answer
-        request = StatRequest(type=UsersStat)
-        asked = [ensureDeferred(self.traffic.stats(request, self.delivered)) for _ in range(3)]
-        self.core.answer = None
-        answer.callback(None)
-        self.assertEqual([self.successResultOf(reply).stats[0].value for reply in asked], [5, 5, 5])
-        self.assertEqual(self.core.asked, 1)
+        """A reading that began before they asked is none for them: they share the next, and cause no more."""
+        answers: list[Deferred[None]] = []
 
-    def test_fast_while_somebody_asks_fast(self) -> None:
-        """The node reads once a second by itself then, and falls back when nobody asks any more."""
-        self.ask()
-        self.pass_time(9)
-        self.assertIn(self.core.asked, range(8, 12))
-        before = self.core.asked
+        def answer() -> Deferred[None]:
+            answers.append(Deferred())
+            return answers[-1]
+
+        self.core.answer = answer
+        request = StatRequest(type=UsersStat)
+        asked = [ensureDeferred(self.traffic.stats(request, self.delivered)) for _ in range(4)]
+        self.core.counts = {ANN_UP: 5}
+        answers[0].callback(None)
+        self.assertEqual(self.successResultOf(asked[0]).stats[0].value, 5)
+        self.core.counts = {ANN_UP: 7}
+        self.assertNoResult(asked[1])
+        answers[1].callback(None)
+        self.assertEqual([self.successResultOf(reply).stats[0].value for reply in asked[1:]], [7, 7, 7])
+        self.assertEqual(self.core.asked, 2)
+
+    def test_no_more_by_itself_for_those_who_ask(self) -> None:
+        """A controller that asks all the time gets a reading each time; when it goes, all is as before."""
+        for _ in range(9):
+            self.ask()
+            self.pass_time(1)
+        self.assertEqual(self.core.asked, 9)
         self.pass_time(60)
-        self.assertLess(self.core.asked - before, 12)
+        self.assertIn(self.core.asked, range(15, 17))
 
     def test_rows_are_recorded(self) -> None:
         """As often as it is read, and only what changed."""
@@ -167,8 +172,7 @@ class PollingTests(SynchronousTestCase):
         reading.cancel()
         self.failureResultOf(reading)
         answer.callback(None)
-        self.core.answer = None
-        self.assertEqual(self.ask(UserStat, "ann"), {("ann", "uplink"): 5, ("ann", "downlink"): 0})
+        self.assertEqual(self.traffic.everything(), [Row(Scope.USER, "ann", 5, 0)])
         self.assertEqual(self.core.asked, 1)
 
     def test_a_core_that_does_not_answer(self) -> None:
