@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
-from protos.service_pb2 import Empty, ListUsersRequest, Proxy, Shadowsocks, Trojan, User, Users, UsersChunk, Vless
+from protos.service_pb2 import Empty, ListedUser, ListUsersRequest, Proxy, Shadowsocks, Trojan, User, Users, UsersChunk, Vless
 from scripts.staging import transfer
 from tests.conformance import registry
 from tests.conformance.context import Context
@@ -239,7 +239,8 @@ def listed(context: Context) -> None:
     worse = context.member(context.bert)
     worse.proxies.Clear()
     context.sync(worse)
-    rows, after = {}, ""
+    rows: dict[str, ListedUser] = {}
+    after = ""
     while not rows or after:
         page = context.node.call("ListUsers", ListUsersRequest(after=after, limit=1))
         assert len(page.users) <= 1 and page.total == 2, f"a page of one: {page}"
