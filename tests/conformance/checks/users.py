@@ -11,7 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
-from protos.service_pb2 import Empty, ListedUser, ListUsersRequest, Proxy, Shadowsocks, Trojan, User, Users, UsersChunk, Vless
+from protos.service_pb2 import (
+    Empty,
+    ListedUser,
+    ListUsersRequest,
+    Proxy,
+    Shadowsocks,
+    Trojan,
+    User,
+    Users,
+    UsersChunk,
+    Vless,
+)
 from scripts.staging import transfer
 from tests.conformance import registry
 from tests.conformance.context import Context
