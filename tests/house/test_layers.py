@@ -33,8 +33,16 @@ ROOMS: dict[str, set[str]] = {
     "node.transport": {"node.api", "node.door", "node.aio", "node.errors", "node.keyfile", "node.logs", "node.waiting"},
     "node.client": {"node.api", "node.aio", "node.errors", "node.logs"},
     "node.nodectl": {"node", "node.aio", "node.client", "node.env_file", "node.errors", "node.logs", "node.reactor"}
-    | {"node.settings"},
-    "node.nodectl.commands": {"node.nodectl", "node.client", "node.errors", "node.logs", "node.reactor"},
+    | {"node.settings", "node.nodectl.users"},
+    "node.nodectl.users": {"node.contract"},
+    "node.nodectl.commands": {
+        "node.nodectl",
+        "node.nodectl.users",
+        "node.client",
+        "node.errors",
+        "node.logs",
+        "node.reactor",
+    },
     "drivers": {"node.contract", "node.errors"},
     "drivers.install": {"drivers.process.leash"},
     "drivers.process": {
