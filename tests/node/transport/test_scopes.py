@@ -19,6 +19,7 @@ from node.api.methods import METHODS, SERVICE, Kind, Method
 from node.door.connections import Connection
 from node.door.guesses import AT_ONCE, LATE
 from node.door.relay import Relay
+from node.events.kinds import Kind as Happened
 from node.keyfile import Key, Scope, digest_of
 from node.logs import NODE_MARK
 from protos.service_pb2 import StatRequest
@@ -42,6 +43,8 @@ class ScopeCase(DoorCase):
         await super().setUp()
         self.backend: Any = self.calls._backend
         self.ring = self.calls._ring
+        assert self.calls._journal is not None
+        self.calls._journal.tell(Happened.RUNNING, "it runs")
         for authenticator in (self.site.authenticator, self.server._gate._authenticator):
             authenticator.replace(NAMED)
 
