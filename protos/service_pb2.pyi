@@ -431,3 +431,40 @@ class OverrideBalancerTargetRequest(_message.Message):
     balancer_tag: str
     target: str
     def __init__(self, balancer_tag: _Optional[str] = ..., target: _Optional[str] = ...) -> None: ...
+
+class EventsRequest(_message.Message):
+    __slots__ = ("since", "epoch", "kinds", "follow")
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    since: int
+    epoch: str
+    kinds: _containers.RepeatedScalarFieldContainer[str]
+    follow: bool
+    def __init__(self, since: _Optional[int] = ..., epoch: _Optional[str] = ..., kinds: _Optional[_Iterable[str]] = ..., follow: bool = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("sequence", "epoch", "time", "kind", "severity", "text", "fields")
+    class FieldsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SEVERITY_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    epoch: str
+    time: float
+    kind: str
+    severity: str
+    text: str
+    fields: _containers.ScalarMap[str, str]
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[str] = ..., time: _Optional[float] = ..., kind: _Optional[str] = ..., severity: _Optional[str] = ..., text: _Optional[str] = ..., fields: _Optional[_Mapping[str, str]] = ...) -> None: ...

@@ -29,6 +29,7 @@ class Kind(Enum):
 
     UNARY = "one request, one reply"
     LOGS = "one request, a stream of log lines"
+    EVENTS = "one request, a stream of events"
     FEED = "a stream of requests, one reply"
 
 
@@ -95,6 +96,7 @@ METHODS: tuple[Method, ...] = (
     Method("AddRoutingRule", "add_routing_rule", ("PUT",), "/routing/rules", needs_backend=True),
     Method("RemoveRoutingRule", "remove_routing_rule", ("DELETE",), "/routing/rules", needs_backend=True),
     Method("OverrideBalancerTarget", "override_balancer", ("PUT",), "/routing/balancer/override", needs_backend=True),
+    Method("StreamEvents", "events", ("GET",), "/events", kind=Kind.EVENTS, scope=Scope.READ),
 )
 
 _SCOPES = {(verb, method.path): method.scope for method in METHODS for verb in method.verbs}

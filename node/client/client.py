@@ -15,7 +15,9 @@ from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 
 from node.aio import Aio
 from node.api.methods import METHODS
+from node.client.events import EventStream
 from node.client.failures import DeadlineExceeded, UnexpectedReply
+from node.client.inbox import Inbox
 from node.client.logs import LogStream
 from node.client.rest import RestTransport
 from node.client.rpc import RpcTransport
@@ -60,7 +62,7 @@ class Client:
         self._reactor = reactor
         self._transport = transport
         self._deadline = deadline
-        self._streams: WeakSet[LogStream] = WeakSet()
+        self._streams: WeakSet[LogStream | EventStream] = WeakSet()
 
     def within(self, seconds: float) -> Client:
         """The same client with another deadline for each call: `await client.within(5).info()`."""
@@ -69,7 +71,7 @@ class Client:
         return other
 
     async def close(self) -> None:
-        """End all that is open, log streams too."""
+        """End all that is open, streams too."""
         for stream in tuple(self._streams):
             stream.close()
         await self._transport.close()
@@ -96,6 +98,25 @@ class Client:
     def logs(self, patience: float = math.inf) -> LogStream:
         """Log lines, for `async with`. `patience`: seconds in which a connection that broke has to be back."""
         stream = LogStream(self._reactor, lambda: self._timed(self._transport.lines(_METHODS["GetLogs"])), patience)
+        self._streams.add(stream)
+        return stream
+
+    def events(
+        self,
+        since: int = 0,
+        epoch: str = "",
+        kinds: Iterable[str] = (),
+        *,
+        follow: bool = True,
+        patience: float = math.inf,
+    ) -> EventStream:
+        """Events behind a number, for `async with`; without `follow` those that there are. `patience` as for `logs`."""
+
+        async def connected(request: pb.EventsRequest) -> Inbox[pb.Event]:
+            return await self._timed(self._transport.events(_METHODS["StreamEvents"], request))
+
+        request = pb.EventsRequest(since=since, epoch=epoch, kinds=kinds, follow=follow)
+        stream = EventStream(self._reactor, connected, request, patience)
         self._streams.add(stream)
         return stream
 
