@@ -16,6 +16,7 @@ from node.client import Target
 from node.errors import NodeError
 from node.nodectl import profiles
 from node.nodectl.exits import Exit, Unusable, code_of, together
+from node.nodectl.here import Here, here
 from node.nodectl.local import local
 from node.nodectl.output import Row, say_error, say_json, say_table
 from node.nodectl.profiles import LOCAL, Nodes, Profile
@@ -48,6 +49,14 @@ class Session:
     def nodes(self) -> Nodes:
         """The file of nodes. Raises `Unusable`."""
         return profiles.read(self.file or default_file(), needed=self.file is not None)
+
+    @property
+    def here(self) -> Here:
+        """The node of this machine. Raises `Unusable`."""
+        try:
+            return here(Path.cwd(), os.environ)
+        except (OSError, UnicodeDecodeError) as error:
+            raise Unusable(f"the settings of this machine's node cannot be read: {error}")
 
     def targets(self) -> dict[str, Target]:
         """The nodes to ask, by name. Raises `Unusable`."""
