@@ -43,8 +43,10 @@ class Backend(Protocol):
 class Call:
     """One request under way, for whoever answers it: what its caller speaks, and whether the reply is delivered."""
 
-    def __init__(self, method: Method, dialect: Dialect) -> None:
+    def __init__(self, method: Method, dialect: Dialect, scope: Scope = Scope.METRICS) -> None:
+        """`scope` is what the caller's key may do."""
         self.dialect = dialect
+        self.scope = scope
         self.outcome: Deferred[bool] = Deferred()
         # Somebody waits for the outcome.
         self.awaited = False
@@ -101,7 +103,7 @@ class Calls:
         request = parse(method, body)
         self._require_more(method, request, caller)
         handler: Callable[[Any, Call], Awaitable[Message]] = getattr(self._backend, method.call)
-        call = Call(method, caller.dialect)
+        call = Call(method, caller.dialect, caller.key.scope)
         delivered = call.outcome
         self._undelivered.add(delivered)
         try:
@@ -171,6 +173,8 @@ class Calls:
         reset = watched(method) and request.reset
         if reset:
             caller.require(Scope.ALL)
+        if method.name == "ListUsers" and request.credentials and caller.controls:
+            self._audit.note(f"{method.name} with credentials", caller)
         if reset or method.scope is Scope.ALL:
             self._audit.note(f"{method.name} with reset" if reset else method.name, caller)
 

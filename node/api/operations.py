@@ -16,13 +16,15 @@ from node.api.feeds import ChunkFeed, UserFeed, require_few
 from node.backend.drain import Limits
 from node.backend.generations import Generations
 from node.backend.keepalive import KeepAlive
+from node.backend.listing import MOST as LISTED
 from node.backend.questions import Questions
 from node.backend.runner import Runner
 from node.contract.accounts import key_of
 from node.contract.driver import CountsOnline, Driver, Generation, MeasuresLatency, Routes
 from node.contract.routing import Routing
-from node.errors import Aborted, CoreFailed, UnknownName, Unsupported, shown
+from node.errors import Aborted, CoreFailed, InvalidRequest, UnknownName, Unsupported, shown
 from node.events.journal import Journal
+from node.keyfile import Scope
 from node.logs import Logger, LogRing
 from node.machine.system import SystemStats
 from node.periodic import Periodic, Warns
@@ -186,6 +188,12 @@ class Backend:
 
     def sync_chunked(self) -> ChunkFeed:
         return ChunkFeed(self._runner.users)
+
+    async def list_users(self, request: service_pb2.ListUsersRequest, call: Call) -> service_pb2.ListUsersResponse:
+        if len(request.names) > LISTED:
+            raise InvalidRequest(f"more than {LISTED:,} names are asked for at once")
+        credentials = request.credentials and call.scope is Scope.ALL
+        return await self._runner.listing.page(request.after, request.limit, request.names, credentials)
 
     # Routing
 

@@ -73,6 +73,7 @@ class Keeper:
         self.settle: Callable[[Pairs], Deferred[list[Refusal]]] = reconciler.settle
         self.unsettled, self.idle, self._repair = reconciler.unsettled, reconciler.idle, reconciler.repair
         self._alone = reconciler.alone
+        self.busy, self.restless, self.reasons = reconciler.busy, reconciler.restless, reconciler.reasons
 
     @property
     def serves(self) -> bool:

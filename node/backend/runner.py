@@ -17,6 +17,7 @@ from node.backend.desired import Accepted, Desired, Fingerprint, without_users
 from node.backend.drain import Drain, Limits
 from node.backend.faults import as_told, in_background, leave_out
 from node.backend.generations import Generations
+from node.backend.listing import Listing
 from node.backend.members import Members
 from node.backend.record import Record
 from node.backend.replace import Replacement
@@ -49,7 +50,7 @@ UNCHANGED = Routing()
 
 
 class Runner:
-    """One backend at most. `users` changes who may use it."""
+    """One backend at most. `users` changes who may use it, `listing` tells of them."""
 
     def __init__(
         self,
@@ -92,6 +93,7 @@ class Runner:
         )
         self._settling = self._supervisor.settling
         self.users = Members(self.status, self._control, self.desired, generations, self._settling, self._events)
+        self.listing = Listing(reactor, self.status, self.desired, generations, self._settling)
         self.router = Router(self.status, self._control, self.desired, generations, self._settling)
         self._resuming = Backoff(reactor)
         self._grace: IDelayedCall | None = None

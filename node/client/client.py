@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from weakref import WeakSet
@@ -29,6 +29,8 @@ from protos import service_pb2 as pb
 DEADLINE = 30.0
 # Bytes of one chunk of users: far below what any gRPC server takes by default.
 CHUNK = 1024 * 1024
+# Names that one request asks for.
+NAMES = 1000
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
@@ -158,6 +160,25 @@ class Client:
         However it is sent, the node takes no more than 64 MiB together.
         """
         await self.call("SyncUsersChunked", pb.Empty, *chunks(users, size))
+
+    async def list_users(
+        self, after: str = "", limit: int = 0, names: Iterable[str] = (), credentials: bool = False
+    ) -> pb.ListUsersResponse:
+        """A page of them; `next` of the reply is `after` of the next one. See `all_users`."""
+        request = pb.ListUsersRequest(after=after, limit=limit, names=names, credentials=credentials)
+        return await self.call("ListUsers", pb.ListUsersResponse, request)
+
+    async def all_users(
+        self, names: Sequence[str] = (), credentials: bool = False
+    ) -> AsyncIterator[pb.ListUsersResponse]:
+        """All pages. Where one has another `revision` than that before it, the users changed meanwhile."""
+        parts = [names[begin : begin + NAMES] for begin in range(0, len(names), NAMES)] or [()]
+        for part in parts:
+            after, more = "", True
+            while more:
+                page = await self.list_users(after, names=part, credentials=credentials)
+                yield page
+                after, more = page.next, bool(page.next)
 
     # Routing
 

@@ -24,8 +24,10 @@ QUIET, SETTLED = 0.3, 2.0
 # Seconds before a connection is tried again.
 _delay = backoffPolicy(initialDelay=0.1, maxDelay=10.0, factor=2.0)
 
+# Begins what this client has to say itself.
+CLIENT_MARK = "[client] "
 # Stands where lines may be missing.
-GAP = "[client] the connection broke: lines may be missing here"
+GAP = f"{CLIENT_MARK}the connection broke: lines may be missing here"
 
 
 class LogStream:

@@ -61,7 +61,7 @@ class RestTransport:
         self._credentials = target.credentials()
         self._pool = HTTPConnectionPool(reactor)
         self._pool.cachedConnectionTimeout = IDLE
-        way = Way(reactor, target.name, target.port, target.certificates())
+        way = Way(reactor, target.name, target.port, target.certificate_name or target.name, target.certificates())
         self._http = HTTPClient(Agent.usingEndpointFactory(reactor, way, pool=self._pool))
 
     async def call(self, method: Method, messages: Sequence[Message]) -> bytes:

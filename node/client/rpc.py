@@ -52,6 +52,8 @@ class RpcTransport:
         self._address = target.address
         self._metadata = tuple(target.credentials().items())
         self._credentials = grpc.ssl_channel_credentials(target.certificates())
+        named = [("grpc.ssl_target_name_override", target.certificate_name)] if target.certificate_name else []
+        self._options = [*_OPTIONS, *named]
         self._channel: Any = None
 
     async def call(self, method: Method, messages: Sequence[Message]) -> bytes:
@@ -120,7 +122,7 @@ class RpcTransport:
 
     def _connected(self) -> Any:
         if self._channel is None:  # a channel belongs to the loop that it was made in
-            self._channel = grpc.aio.secure_channel(self._address, self._credentials, _OPTIONS)
+            self._channel = grpc.aio.secure_channel(self._address, self._credentials, self._options)
         return self._channel
 
 

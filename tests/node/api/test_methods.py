@@ -49,6 +49,12 @@ MESSAGES = {
     "User": "email=1 proxies=2:Proxy inbounds=3:*string",
     "Users": "users=1:*User",
     "UsersChunk": "users=1:*User index=2:uint64 last=3:bool",
+    "ListUsersRequest": "after=1 limit=2:uint32 names=3:*string credentials=4:bool",
+    "ListedUser": (
+        "name=1 inbounds=2:*string unknown=3:*string confirmed=4:*string leaving=5:*string pending=6:bool "
+        "refused=7:*string proxies=8:Proxy shortened=9:bool"
+    ),
+    "ListUsersResponse": "users=1:*ListedUser next=2 total=3:uint64 revision=4:uint64 state=5 credentials=6:bool",
     "RoutingRule": "outbound_tag=1 rule_tag=2",
     "RoutingRulesResponse": "rules=1:*RoutingRule",
     "BalancerInfoRequest": "tag=1",
@@ -94,6 +100,7 @@ OPERATIONS = {
     "SyncUser": "stream User -> Empty PUT /user/sync",
     "SyncUsers": "Users -> Empty PUT,POST /users/sync",
     "SyncUsersChunked": "stream UsersChunk -> Empty PUT /users/sync/chunked",
+    "ListUsers": "ListUsersRequest -> ListUsersResponse GET /users",
     "ListRoutingRules": "Empty -> RoutingRulesResponse GET /routing/rules",
     "GetBalancerInfo": "BalancerInfoRequest -> BalancerInfoResponse POST /routing/balancer",
     "TestRoute": "TestRouteRequest -> RouteResult POST /routing/test",
@@ -222,9 +229,12 @@ def test_feeds_over_rest_are_cut_as_clients_send_them() -> None:
 
 
 def test_what_works_without_a_backend() -> None:
-    """Info, logs, events, system figures, traffic, Start and Stop need none; the core's own answers and users do."""
+    """Info, logs, events, figures, traffic, who is wanted, Start and Stop need none; the core's own answers do."""
     free = {method.name for method in METHODS if not method.needs_backend}
-    assert free == {"Start", "Stop", "GetBaseInfo", "GetLogs", "GetSystemStats", "GetStats", "StreamEvents"}
+    assert free == {
+        *("Start", "Stop", "GetBaseInfo", "GetLogs", "StreamEvents"),
+        *("GetSystemStats", "GetStats", "ListUsers"),
+    }
 
 
 def test_bodies_of_64_mebibytes() -> None:
