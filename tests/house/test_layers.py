@@ -30,7 +30,7 @@ ROOMS: dict[str, set[str]] = {
         *("node.keyfile", "node.secret_file", "node.settings", "node.watching"),
     },
     "node.events": {"node.logs", "node.state"},
-    "node.door": {"node.logs", "node.waiting", "node.watching"},
+    "node.door": {"node.logs", "node.repeated", "node.waiting", "node.watching"},
     "node.transport": {"node.api", "node.door", "node.aio", "node.errors", "node.keyfile", "node.logs", "node.waiting"},
     "node.client": {"node.api", "node.aio", "node.errors", "node.logs"},
     "node.nodectl": {"node", "node.aio", "node.client", "node.env_file", "node.errors", "node.logs", "node.reactor"}
@@ -324,7 +324,7 @@ def test_who_reads_the_environment() -> None:
 
 def test_who_logs() -> None:
     """Every log is written by the logger that makes texts of others printable."""
-    assert who_imports("twisted.logger", "logging") == {"node.logs"}
+    assert who_imports("twisted.logger", "logging") == {"node.logs", "node.log_lines"}
 
 
 def test_who_crosses_threads() -> None:
