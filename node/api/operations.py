@@ -249,7 +249,7 @@ class Backend:
 
     def _found(self, saved: Saved) -> None:
         """What an earlier node left, which may be read late."""
-        self._traffic.restore(saved.rows)
+        self._traffic.restore(saved.rows, saved.totals)
         if not self._runner.desired.loaded(saved) or not saved.request:
             return
         if saved.left is not None:
@@ -286,7 +286,9 @@ class Backend:
     def _everything(self) -> Changes:
         """All that has to outlive the node."""
         changes = self._runner.desired.everything()
-        changes.rows = {(row.scope, row.key): row for row in self._traffic.everything()}
+        rows, totals = self._traffic.everything()
+        changes.rows = {(row.scope, row.key): row for row in rows}
+        changes.totals = {(row.scope, row.key): row for row in totals}
         return changes
 
     def _note_keep_alive(self) -> None:

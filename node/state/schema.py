@@ -17,6 +17,12 @@ STEPS = (
     ) WITHOUT ROWID;
     """,
     "ALTER TABLE backend ADD COLUMN routing BLOB NOT NULL DEFAULT x'';",
+    """
+    CREATE TABLE totals (
+        scope TEXT NOT NULL, key TEXT NOT NULL, name TEXT NOT NULL, uplink INTEGER NOT NULL, downlink INTEGER NOT NULL,
+        PRIMARY KEY (scope, key)
+    ) WITHOUT ROWID;
+    """,
 )
 
 

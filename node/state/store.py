@@ -63,6 +63,17 @@ class Store:
         """What an operator should know about the disk."""
         return [text for text in (self._fault, self._damage) if text]
 
+    @property
+    def fault(self) -> str:
+        """Why the disk takes nothing at the moment; empty while it does."""
+        return self._fault
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file, and of what is to go into it."""
+        files = [self._path, self._path.with_name(f"{self._path.name}-wal")]
+        return sum(file.stat().st_size for file in files if file.exists())
+
     def open(self) -> Saved:
         """What an earlier node left. Blocking, for before the reactor runs; never fails, see `warnings`."""
         self._pool.start()
@@ -130,6 +141,11 @@ class Store:
     def rows(self, rows: Iterable[Row]) -> None:
         """These rows of the ledger changed."""
         self._changes.rows.update({(row.scope, row.key): row for row in rows})
+        self._write()
+
+    def totals(self, rows: Iterable[Row]) -> None:
+        """These sums changed."""
+        self._changes.totals.update({(row.scope, row.key): row for row in rows})
         self._write()
 
     async def flush(self) -> None:
