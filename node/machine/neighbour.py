@@ -24,9 +24,7 @@ def user_of(theirs: Address, ours: Address) -> int | None:
     """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
         kernel.settimeout(1)
-        body = _ASK.pack(
-            socket.AF_INET, socket.IPPROTO_TCP, 0, 0xFFFF_FFFF, *_packed(theirs, ours), 0, _ANY
-        )
+        body = _ASK.pack(socket.AF_INET, socket.IPPROTO_TCP, 0, 0xFFFF_FFFF, *_packed(theirs, ours), 0, _ANY)
         kernel.send(_HEADER.pack(_HEADER.size + len(body), _BY_FAMILY, _REQUEST, 1, 0) + body)
         answer = kernel.recv(4096)
     if len(answer) < _USER + 4 or int.from_bytes(answer[_KIND : _KIND + 2], sys.byteorder) == _ERROR:
