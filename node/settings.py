@@ -76,7 +76,7 @@ _BACKEND = (
     Setting("RESUME", "on: the node starts the backend that ran when it ended, and its users, by itself", "on"),
     Setting(
         "TRAFFIC_INTERVAL",
-        "seconds between two readings of a core's counters; who asks gets one that is no older than a tenth of it",
+        "seconds between two readings of a core's counters by the node itself; each request has them read as well",
         "10",
     ),
     Setting(

@@ -15,6 +15,7 @@ from node.backend.settling import Settling
 from node.backend.state import Status
 from node.contract.accounts import Refusal, key_of
 from node.errors import NotInitialized, UsersRefused
+from node.events.users import UserEvents
 from protos.service_pb2 import User
 
 
@@ -22,13 +23,20 @@ class Members:
     """Adds, changes, removes and replaces users of the one backend."""
 
     def __init__(
-        self, status: Status, control: Control, desired: Desired, generations: Generations, settling: Settling
+        self,
+        status: Status,
+        control: Control,
+        desired: Desired,
+        generations: Generations,
+        settling: Settling,
+        events: UserEvents,
     ) -> None:
         self._status = status
         self._control = control
         self._desired = desired
         self._generations = generations
         self._settling = settling
+        self._events = events
         self.recorded = desired.recorded
 
     async def put(self, user: User) -> tuple[Pairs, list[Refusal]]:
@@ -42,6 +50,7 @@ class Members:
         """Wait until what was touched is in force; what the core refused of it. A core on its way takes it along."""
         refused = await self._settling.settle(touched)
         self._desired.refusals += len(refused)
+        self._events.refused(refused)
         return refused
 
     async def replace(self, users: Sequence[User]) -> None:
@@ -75,6 +84,7 @@ class Members:
     ) -> tuple[Pairs, list[Refusal]]:
         self._require()
         touched, refused = self._desired.change(users, change)
+        self._events.refused(refused)
         # What was said before may not be in force.
         touched |= self._settling.differing({key_of(user.email) for user in users})
         if self._in_grace:
@@ -91,6 +101,7 @@ class Members:
                 raise NotInitialized
             refused = refused + await self._settling.settle_all()
             self._desired.refusals += len(refused)
+            self._events.refused(refused)
             raise_refused(refused)
 
         try:

@@ -8,7 +8,7 @@ its own (`CountsOnline`, `MeasuresLatency`, `Routes` with `Reroutable`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -183,6 +183,14 @@ class HasProcess(Protocol):
     @property
     def pid(self) -> int | None:
         """The process number while it runs."""
+
+
+@runtime_checkable
+class CountsSome(Protocol):
+    """A generation that can tell of a few names what they have counted, at a fraction of the cost of all."""
+
+    async def some_counters(self, names: Iterable[tuple[Scope, str]]) -> Reading:
+        """At least the counters of these that it has; as `Generation.counters` otherwise, and raises as that."""
 
 
 @runtime_checkable

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from node.contract.counters import Row, Scope
+from node.state.events import Margins, Packed
 from node.state.schema import Newer, require_known, upgrade
 
 _WAL_BYTES = 4 * 1024 * 1024
@@ -35,7 +36,8 @@ class Changes:
     `clean`: nothing of what was there stays. `request` is a serialised Backend without users, None for no change,
     empty for no backend. `left`: seconds of its keep-alive, None for no change; `routing`: what was changed of its
     routing, packed, None for no change. `users` in the order in which they
-    were stored; None is a removal. `rows` are those that nobody has had, `totals` the sums since ever.
+    were stored; None is a removal. `rows` are those that nobody has had, `totals` the sums since ever. `events` go
+    behind those that are there; those before `margins.first` go.
     """
 
     clean: bool = False
@@ -46,6 +48,8 @@ class Changes:
     users: dict[str, bytes | None] = field(default_factory=dict)
     rows: dict[tuple[Scope, str], Row] = field(default_factory=dict)
     totals: dict[tuple[Scope, str], Row] = field(default_factory=dict)
+    margins: Margins | None = None
+    events: list[Packed] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(
@@ -57,6 +61,7 @@ class Changes:
             or self.request is not None
             or self.left is not None
             or self.routing is not None
+            or self.margins is not None
         )
 
 
@@ -65,7 +70,7 @@ class Saved:
     """What an earlier node left: the serialised Backend (empty: none), its users, the rows that nobody has had.
 
     `left`: seconds of its keep-alive that were left; None for all. `routing`: what was changed of its routing, packed.
-    `totals`: the sums since ever.
+    `margins` and `events`: what happened to it; None where nothing ever did. `totals`: the sums since ever.
     """
 
     request: bytes = b""
@@ -73,6 +78,8 @@ class Saved:
     users: tuple[bytes, ...] = ()
     rows: tuple[Row, ...] = ()
     routing: bytes = b""
+    margins: Margins | None = None
+    events: tuple[Packed, ...] = ()
     totals: tuple[Row, ...] = ()
 
 
@@ -117,6 +124,7 @@ class Database:
             _write_users(connection, changes.users)
             _write_rows(connection, "traffic", changes.rows.values())
             _write_rows(connection, "totals", changes.totals.values())
+            _write_events(connection, changes)
 
     def close(self) -> None:
         """No more is written. SQLite puts everything into the one file then."""
@@ -195,15 +203,24 @@ def _load(connection: sqlite3.Connection) -> Saved:
     users = connection.execute("SELECT packed FROM users ORDER BY place").fetchall()
     _, request, left, routing = (*(backend or (1, b"", None)), b"")[:4]
     packed = tuple(packed for (packed,) in users)
-    return Saved(request, left, packed, _rows(connection, "traffic"), routing, _rows(connection, "totals"))
+    rows, totals = _rows(connection, "traffic"), _rows(connection, "totals")
+    return Saved(request, left, packed, rows, routing, *_journal(connection), totals)
 
 
 def _rows(connection: sqlite3.Connection, table: str) -> tuple[Row, ...]:
     """The rows of a table; none if an earlier node, which had no such table, wrote a file that cannot be written."""
-    if not connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)).fetchone():
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
         return ()
     found = connection.execute(f"SELECT scope, name, uplink, downlink FROM {table}")  # noqa: S608 - ours
     return tuple(map(_row, found))
+
+
+def _journal(connection: sqlite3.Connection) -> tuple[Margins | None, tuple[Packed, ...]]:
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'journal'").fetchone():
+        return None, ()  # the tables are an earlier node's, too
+    margins = connection.execute("SELECT epoch, first, ceiling FROM journal").fetchone()
+    events = connection.execute("SELECT sequence, packed FROM events ORDER BY sequence").fetchall()
+    return (Margins(*margins), tuple(Packed(*event) for event in events)) if margins else (None, ())
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
@@ -228,6 +245,18 @@ def _write_rows(connection: sqlite3.Connection, table: str, rows: Iterable[Row])
     full = [(row.scope.value, row.key, row.name, *row.both) for row in rows if any(row.both)]
     connection.executemany(f"DELETE FROM {table} WHERE scope = ? AND key = ?", empty)  # noqa: S608 - ours
     connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?, ?, ?)", full)  # noqa: S608 - ours
+
+
+def _write_events(connection: sqlite3.Connection, changes: Changes) -> None:
+    if changes.margins is None:
+        return
+    first = changes.margins.first
+    if changes.clean:
+        connection.execute("DELETE FROM events")
+    connection.execute("DELETE FROM events WHERE sequence < ?", (first,))
+    kept = [event for event in changes.events if event.sequence >= first]
+    connection.executemany("INSERT OR REPLACE INTO events VALUES (?, ?)", kept)
+    connection.execute("INSERT OR REPLACE INTO journal VALUES (1, ?, ?, ?)", changes.margins)
 
 
 def _row(columns: tuple[str, str, int, int]) -> Row:

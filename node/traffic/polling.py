@@ -12,20 +12,21 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
 from node.contract.counters import DIRECTIONS, Reading, Row, Scope
-from node.contract.driver import Generation
+from node.contract.driver import CountsSome, Generation
 from node.errors import InvalidRequest, NodeError, UnknownName, Unsupported, shown
 from node.logs import Logger
 from node.periodic import Periodic
 from node.state.store import Store
 from node.traffic.ledger import Ledger, Taken
-from node.traffic.readings import Readings
+from node.traffic.readings import Readings, Wanted
 from node.traffic.totals import OTHERS, Totals
 from node.waiting import lasting
 from protos import service_pb2
 from protos.service_pb2 import StatRequest, StatResponse
 
-# The part of the interval for which a reading is good enough for who asks: of ten seconds, one. While somebody asks,
-# the node reads as often by itself.
+# How often the node looks whether a reading is due, as a part of the interval: who asks has one made as well.
+TICK = 0.1
+# The part of it for which a reading is good enough for figures.
 FRESH = 0.1
 # Counters are booked, and rows told, in parts of this many (2 to 3 ms), between which other work is done.
 SLICE = 2000
@@ -70,13 +71,12 @@ class Traffic:
         self._is_user = is_user
         self._store = store
         self._interval = interval
-        self._fresh = FRESH * interval
         self._ledger = Ledger(totals)
         self._readings = Readings(reactor, self._read_one)
-        self._poll = Periodic("reading and noting the counters", self._tick, self._fresh, reactor)
+        self._poll = Periodic("reading and noting the counters", self._tick, interval * TICK, reactor)
         # Why the last reading of a generation brought nothing.
         self._faults: dict[Generation, str] = {}
-        self._read_at = self._asked_at = self._saved_at = float("-inf")
+        self._read_at = self._saved_at = float("-inf")
         # When the last reading began that brought the counters of every run.
         self._whole_at = reactor.seconds()
 
@@ -128,13 +128,13 @@ class Traffic:
             self.log.debug("counters were told as they were known last")
 
     async def _settled(self) -> None:
-        if self._reactor.seconds() - self._read_at >= self._fresh:
+        if self._reactor.seconds() - self._read_at >= FRESH * self._interval:
             await self.read()
         self._store.totals(self._ledger.totals.changes())
         await self._store.flush()
 
-    async def read(self, generation: Generation | None = None) -> bool:
-        """Book what one run of a core, or each, has counted by now; whether there may be more.
+    async def read(self, generation: Generation | None = None, wanted: Wanted = None) -> bool:
+        """Book what one run of a core, or each, has counted by now; whether there may be more. `wanted`: of some names.
 
         That is so if there was anything, and where a run did not answer, which is logged, or is slow to. A reading is
         booked whole, also where its caller gives up meanwhile.
@@ -145,17 +145,16 @@ class Traffic:
         self._faults = {run: fault for run, fault in self._faults.items() if run in counting}
         if generation is not None:
             return await self._readings.one(generation)
-        return await lasting(ensureDeferred(self._read_all(counting, began)))
+        return await lasting(ensureDeferred(self._read_all(counting, began, wanted)))
 
     async def stats(self, request: StatRequest, delivered: Callable[[], Deferred[bool]]) -> StatResponse:
-        """The rows of a request, from the ledger. With a reset they come back if the reply is not delivered.
+        """The rows of a request: all that was counted until it came. With a reset they come back if the reply is not
+        delivered.
 
         `delivered` is asked for where that matters. Raises `UnknownName`.
         """
-        self._asked_at = self._reactor.seconds()
-        if self._asked_at - self._read_at >= self._fresh:
-            await self.read()
         scope, name = asked(request)
+        await self.read(wanted=None if name is None else frozenset({(scope, name)}))
         self._require(scope)
         rows = self._ledger.all(scope) if name is None else iter([self._row(scope, name)])
         if request.reset:
@@ -185,27 +184,26 @@ class Traffic:
 
     async def _tick(self) -> None:
         now = self._reactor.seconds()
-        due = self._fresh if now - self._asked_at < self._interval else self._interval
         # A tick that comes a little early is as good.
-        early = self._fresh / 2
+        due = self._interval * (1 - TICK / 2)
         if not self._generations.counting:
             self._whole_at = now
-        elif now - self._read_at > due - early:
+        elif now - self._read_at > due:
             await self.read()
-        if now - self._saved_at > self._interval - early:
+        if now - self._saved_at > due:
             self.save()
 
-    async def _read_all(self, counting: Sequence[Generation], began: float) -> bool:
-        moved = await self._readings.all(counting)
-        self._read_at = began
-        silent = {*self._faults, *self._readings.under_way}
-        if silent.isdisjoint(counting):
-            self._whole_at = began
+    async def _read_all(self, counting: Sequence[Generation], began: float, wanted: Wanted) -> bool:
+        moved = await self._readings.all(counting, wanted)
+        if wanted is None:
+            self._read_at = began
+            silent = {*self._faults, *self._readings.under_way}
+            self._whole_at = began if silent.isdisjoint(counting) else self._whole_at
         return moved
 
-    async def _read_one(self, generation: Generation) -> bool:
+    async def _read_one(self, generation: Generation, wanted: Wanted) -> bool:
         try:
-            moved = await self._book(generation, await generation.counters())
+            moved = await self._book(generation, await counted(generation, wanted))
         except Exception as error:  # noqa: BLE001 - logged, told by `info`; replies have what was read before
             # What could not be read of one that is gone does not matter any more.
             if generation in self._generations.counting:
@@ -257,6 +255,13 @@ class Traffic:
             raise Unsupported(
                 f"this core cannot count {scope.value}s with this configuration: see the warnings of info"
             )
+
+
+async def counted(generation: Generation, wanted: Wanted) -> Reading:
+    """All counters of a run, or at least those that are wanted. Raises `errors.CoreFailed`."""
+    if wanted is None or not isinstance(generation, CountsSome):
+        return await generation.counters()
+    return await generation.some_counters(wanted)
 
 
 def asked(request: StatRequest) -> tuple[Scope, str | None]:

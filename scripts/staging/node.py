@@ -24,7 +24,7 @@ from scripts.staging.wait import accepts, until
 
 _ROOT = Path(__file__).parents[2]
 _TWISTD = Path(sys.executable).with_name("twistd")
-# Seconds between two readings of counters; who asks gets one that is up to a tenth of it old.
+# Seconds between two readings of counters by the node itself.
 TRAFFIC_INTERVAL = 0.1
 # For tests that follow each other faster than cores are deserted: no change of users waits for room for another core.
 ROOMY = {"DRAIN_GENERATIONS": "100"}

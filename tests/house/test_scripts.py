@@ -168,27 +168,48 @@ def test_what_the_fast_tests_are(tmp_path: Path) -> None:
     *checks, tests = _tested(tmp_path, "--fast", "tests/node", "-x")
     assert [check.split()[0] for check in checks] == ["ruff", "ruff", "mypy"]
     assert tests.startswith("pytest ")
-    assert "-m not core and not slow" in tests
+    assert "-m not core and not slow and not machine" in tests
     assert tests.endswith(" tests/node -x")
 
 
 def test_what_all_tests_are(tmp_path: Path) -> None:
-    """Without it there are both cores first, and nothing is left out."""
+    """Without it there are both cores first, and nothing is left out but what the machine must have tools for."""
     *checks, tests = _tested(tmp_path, "tests/node", "-x")
     assert [check.split()[0] for check in checks] == [*["drivers.install"] * 3, "ruff", "ruff", "mypy"]
     assert tests.startswith("pytest ")
-    assert " -m " not in tests
-    assert tests.endswith(" tests/node -x")
+    assert tests.partition(" -m ")[2] == "not machine tests/node -x"
 
 
 def test_the_tests_of_xray_on_another_one(tmp_path: Path) -> None:
     """All tests are run as ever, then those that run an Xray, on the one that is named."""
     *_, tests, again = _tested(tmp_path, "tests/live", TXNODE_TEST_XRAY_NEW="/opt/xray")
-    assert " -m " not in tests
+    assert tests.partition(" -m ")[2] == "not machine tests/live"
     assert again.startswith("pytest ")
-    assert " -m core --ignore tests/drivers -k not sing_box and not sing-box tests/live" in again
+    left_out = "--ignore tests/drivers -k not sing_box and not sing-box"
+    assert f" -m core and not machine {left_out} tests/live" in again
     assert again.endswith(" on /opt/xray")
     assert not tests.endswith(" on /opt/xray")
+
+
+def _debian(directory: Path, status: str) -> str:
+    """A PATH on which dpkg-query says this of each package."""
+    _program(directory / "debian" / "dpkg-query", f"#!/bin/sh\necho -n {status}\n")
+    return f"{directory / 'debian'}:{os.environ['PATH']}"
+
+
+def test_what_the_tests_of_the_machine_are(tmp_path: Path) -> None:
+    """With `--machine` there are both cores first, then the tests with the mark, one after another."""
+    *cores, tests = _tested(tmp_path, "--machine", PATH=_debian(tmp_path, "installed"))
+    assert [core.split()[0] for core in cores] == ["drivers.install"] * 3
+    assert tests == "pytest --timeout 600 -m machine -o testpaths=tests/machine"
+
+
+def test_packages_that_the_tests_of_the_machine_lack(tmp_path: Path) -> None:
+    """All that are missing are named before anything runs; without `--install` apt-get is not called."""
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        _tested(tmp_path, "--machine", PATH=_debian(tmp_path, "not-installed"))
+    assert b"missing: buildah crun debootstrap" in failed.value.stderr
+    assert not (tmp_path / "record").exists()
 
 
 @pytest.mark.core
