@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -31,12 +32,15 @@ from node.contract.driver import Host
 from node.door.entrance import Entrance
 from node.door.tls import GRPC_FIRST, REST_FIRST, BadPair, Certificates, CertificateWatch, Demands, Protocols
 from node.door.upstream import Upstream
+from node.events.journal import Journal
+from node.events.kinds import Kind
 from node.keyfile import BadKeys
 from node.logs import Logger, LogRing
 from node.machine.system import SystemStats
 from node.machine.systemd import Notifier, Systemd
 from node.reactor import Reactor
 from node.settings import BadSettings, Settings, all_settings, load
+from node.state.database import Saved
 from node.state.directory import StateDirectory
 from node.state.store import Store
 from node.transport.rest import make_app
@@ -130,6 +134,7 @@ class NodeService(Service):
         host = Host(reactor, self._aio, self._ring, self._state.run_dir, settings.drivers, withheld)
         self._drivers = Drivers(host)
         self._store = Store(reactor, self._state.database)
+        self._journal = Journal(reactor, self._store.event)
         drain = Limits(settings.drain_timeout, settings.drain_generations)
         policy = Policy(
             settings.stop_grace,
@@ -145,8 +150,10 @@ class NodeService(Service):
         self._keyring = Keyring(settings.keys_file, settings.keys_required, authenticator, secrets)
         self._keys_watch = FileWatch("new keys", self._keyring, reactor)
         others = (self._watch, self._keyring, self._keys_watch, self._systemd)
-        self._backend = Backend(reactor, self._ring, self._drivers, self._system, self._store, policy, others)
-        self._calls = calls = Calls(self._backend, self._ring, authenticator.knows)
+        self._backend = Backend(
+            *(reactor, self._ring, self._drivers, self._system, self._store, policy, others, self._journal)
+        )
+        self._calls = calls = Calls(self._backend, self._ring, authenticator.knows, self._journal)
         self._keyring.gone = calls.dismiss
         self._upstream = Upstream(reactor, self._state.door_dir)
         self._rpc = RpcServer(self._aio, calls, authenticator, self._upstream)
@@ -169,6 +176,7 @@ class NodeService(Service):
             self._keyring.load()
             self._sweep()
             saved = self._store.open()
+            self._begin_journal(saved)
             self._aio.startService()
             self._upstream.sweep()
             self._aio.block(self._rpc.start(), BIND_SECONDS)
@@ -187,6 +195,7 @@ class NodeService(Service):
 
     async def _stop(self) -> None:
         """End each part, whatever became of those before it."""
+        self._journal.tell(Kind.NODE_STOPPING, "the node is ending")
         ends: tuple[tuple[str, Callable[[], object]], ...] = (
             ("what systemd is told", self._systemd.stopService),
             ("the ports", self._stop_listening),
@@ -194,6 +203,7 @@ class NodeService(Service):
             ("the connections", self._site.connections.disconnect),
             ("the calls", self._calls.close),
             ("the backend", self._backend.close),
+            ("the events", self._journal.close),
             ("the state file", self._store.close),
             ("the look at the certificate", self._watch.stopService),
             ("the look at the keys", self._keys_watch.stopService),
@@ -206,6 +216,24 @@ class NodeService(Service):
                 await maybeDeferred(end)
             except Exception:  # noqa: BLE001 - logged; the other parts end nevertheless
                 self.log.failure("{part} did not end well", part=part)
+
+    def _begin_journal(self, saved: Saved) -> None:
+        """Go on with the events of the node before, and have all parts tell theirs."""
+        journal, store = self._journal, self._store
+        clean = journal.restore(saved.margins, saved.events)
+        store.kept, store.trouble = journal.kept, journal.disk
+        store.damaged = partial(journal.tell, Kind.DISK_DAMAGED)
+        if store.fault:
+            journal.disk(store.fault)
+        if store.damage:
+            journal.tell(Kind.DISK_DAMAGED, store.damage)
+        self._certificates.reloaded = partial(self._tell_reloaded, Kind.CERTIFICATE_LOADED, Kind.CERTIFICATE_REFUSED)
+        self._keyring.reloaded = partial(self._tell_reloaded, Kind.KEYS_LOADED, Kind.KEYS_REFUSED)
+        before = "" if clean else "; the one before it was killed, and what it told last may be missing"
+        journal.tell(Kind.NODE_STARTED, f"txnode {__version__} started{before}", version=__version__, clean=clean)
+
+    def _tell_reloaded(self, loaded: Kind, refused: Kind, fault: str) -> None:
+        self._journal.tell(refused if fault else loaded, fault or loaded.meaning)
 
     def _stop_listening(self) -> object:
         return gatherResults([maybeDeferred(port.stopListening) for port in self._ports], consumeErrors=True)

@@ -8,18 +8,19 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 from google.protobuf.message import DecodeError, Message
-from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
+from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from node.api.audit import Audit
 from node.api.auth import Caller, Dialect
 from node.api.methods import Method
-from node.errors import Internal, InvalidRequest, NodeError, Unauthenticated
+from node.api.readers import GONE, EventReader, LogReader
+from node.errors import Internal, InvalidRequest, NodeError, Unauthenticated, Unsupported
+from node.events.journal import Journal
 from node.keyfile import Key, Scope
 from node.logs import Logger, LogRing
 from node.waiting import fire
-
-_GONE = "the key is not valid any more"
+from protos.service_pb2 import EventsRequest
 
 
 class Feed(Protocol):
@@ -42,8 +43,10 @@ class Backend(Protocol):
 class Call:
     """One request under way, for whoever answers it: what its caller speaks, and whether the reply is delivered."""
 
-    def __init__(self, method: Method, dialect: Dialect) -> None:
+    def __init__(self, method: Method, dialect: Dialect, scope: Scope = Scope.METRICS) -> None:
+        """`scope` is what the caller's key may do."""
         self.dialect = dialect
+        self.scope = scope
         self.outcome: Deferred[bool] = Deferred()
         # Somebody waits for the outcome.
         self.awaited = False
@@ -78,14 +81,21 @@ class Calls:
 
     log = Logger()
 
-    def __init__(self, backend: Backend, ring: LogRing, knows: Callable[[Key], bool] = lambda _: True) -> None:
-        """`knows`: whether a key is one still. A request may be long on its way."""
+    def __init__(
+        self,
+        backend: Backend,
+        ring: LogRing,
+        knows: Callable[[Key], bool] = lambda _: True,
+        journal: Journal | None = None,
+    ) -> None:
+        """`knows`: whether a key is one still. A request may be long on its way. `journal` has the events."""
         self._backend = backend
         self._knows = knows
+        self._journal = journal
         self._ring = ring
         self._audit = Audit(ring)
         self._undelivered: set[Deferred[bool]] = set()
-        self._open: WeakSet[OpenFeed | LogReader] = WeakSet()
+        self._open: WeakSet[OpenFeed | LogReader | EventReader] = WeakSet()
 
     async def unary(self, method: Method, body: bytes, caller: Caller) -> Reply:
         """Parse, run and serialise one request."""
@@ -93,7 +103,7 @@ class Calls:
         request = parse(method, body)
         self._require_more(method, request, caller)
         handler: Callable[[Any, Call], Awaitable[Message]] = getattr(self._backend, method.call)
-        call = Call(method, caller.dialect)
+        call = Call(method, caller.dialect, caller.key.scope)
         delivered = call.outcome
         self._undelivered.add(delivered)
         try:
@@ -128,13 +138,22 @@ class Calls:
         self._open.add(reader)
         return reader
 
+    def events(self, method: Method, request: EventsRequest, caller: Caller) -> EventReader:
+        """A reader of its own: what happened behind a number, then what comes."""
+        self.admit(method, caller)
+        if self._journal is None:
+            raise Unsupported("this node keeps no events")
+        reader = EventReader(self._journal, request, caller)
+        self._open.add(reader)
+        return reader
+
     def admit(self, method: Method, caller: Caller) -> None:
         """Raises `Forbidden` if the key may not call this, `Unauthenticated` if it is none any more.
 
         A controller's word prolongs the keep-alive.
         """
         if not self._knows(caller.key):
-            raise Unauthenticated(_GONE)
+            raise Unauthenticated(GONE)
         caller.require(method.scope)
         self.touch(caller)
 
@@ -154,6 +173,8 @@ class Calls:
         reset = watched(method) and request.reset
         if reset:
             caller.require(Scope.ALL)
+        if method.name == "ListUsers" and request.credentials and caller.controls:
+            self._audit.note(f"{method.name} with credentials", caller)
         if reset or method.scope is Scope.ALL:
             self._audit.note(f"{method.name} with reset" if reset else method.name, caller)
 
@@ -200,41 +221,7 @@ class OpenFeed:
 
     def _require_key(self) -> None:
         if self._dismissed:
-            raise Unauthenticated(_GONE)
-
-
-class LogReader:
-    """A cursor into the ring."""
-
-    def __init__(self, ring: LogRing, caller: Caller) -> None:
-        self.caller = caller
-        self._ring = ring
-        self._cursor = ring.tail()
-        self._dismissed = False
-        self._waiting: Deferred[tuple[list[str], int]] | None = None
-
-    @property
-    def behind(self) -> bool:
-        """`next` will not have to wait."""
-        return self._ring.has(self._cursor)
-
-    async def next(self) -> list[str]:
-        """The next lines, at least one. Cancelling it is fine. Raises `Unauthenticated` if the key is none any more."""
-        try:
-            if not self._dismissed:
-                self._waiting = ensureDeferred(self._ring.follow(self._cursor))
-                lines, self._cursor = await self._waiting
-                return lines
-        except CancelledError:
-            if not self._dismissed:
-                raise
-        raise Unauthenticated(_GONE)
-
-    def dismiss(self) -> None:
-        """The caller's key is none any more: it ends at once."""
-        self._dismissed = True
-        if self._waiting is not None:
-            self._waiting.cancel()
+            raise Unauthenticated(GONE)
 
 
 def watched(method: Method) -> bool:

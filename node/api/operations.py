@@ -16,12 +16,15 @@ from node.api.feeds import ChunkFeed, UserFeed, require_few
 from node.backend.drain import Limits
 from node.backend.generations import Generations
 from node.backend.keepalive import KeepAlive
+from node.backend.listing import MOST as LISTED
 from node.backend.questions import Questions
 from node.backend.runner import Runner
 from node.contract.accounts import key_of
 from node.contract.driver import CountsOnline, Driver, Generation, MeasuresLatency, Routes
 from node.contract.routing import Routing
-from node.errors import Aborted, CoreFailed, UnknownName, Unsupported, shown
+from node.errors import Aborted, CoreFailed, InvalidRequest, UnknownName, Unsupported, shown
+from node.events.journal import Journal
+from node.keyfile import Scope
 from node.logs import Logger, LogRing
 from node.machine.system import SystemStats
 from node.periodic import Periodic, Warns
@@ -64,8 +67,10 @@ class Backend:
         store: Store,
         policy: Policy,
         others: Sequence[Warns] = (),
+        journal: Journal | None = None,
     ) -> None:
-        """`others` are parts of the node whose warnings `info` tells, too."""
+        """`others` are parts of the node whose warnings `info` tells, too. What happens is told to `journal`."""
+        self._journal = journal
         self._policy = policy
         self._ring = ring
         self._drivers = drivers
@@ -73,7 +78,12 @@ class Backend:
         self._store = store
         self._generations = Generations()
         self._traffic = Traffic(reactor, self._generations, self._is_user, store, policy.poll)
-        self._runner = Runner(reactor, ring, store, self._generations, self._traffic.read, policy.drain, policy.upgrade)
+        self._runner = Runner(
+            *(reactor, ring, store, self._generations, self._traffic.read),
+            limits=policy.drain,
+            upgrade=policy.upgrade,
+            journal=self._journal,
+        )
         self._questions = Questions(reactor, self._runner.current, self._generations)
         self._keep_alive = KeepAlive(reactor, self._expired)
         # Starts under way: while there are any nothing expires.
@@ -178,6 +188,12 @@ class Backend:
 
     def sync_chunked(self) -> ChunkFeed:
         return ChunkFeed(self._runner.users)
+
+    async def list_users(self, request: service_pb2.ListUsersRequest, call: Call) -> service_pb2.ListUsersResponse:
+        if len(request.names) > LISTED:
+            raise InvalidRequest(f"more than {LISTED:,} names are asked for at once")
+        credentials = request.credentials and call.scope is Scope.ALL
+        return await self._runner.listing.page(request.after, request.limit, request.names, credentials)
 
     # Routing
 
@@ -286,6 +302,8 @@ class Backend:
     def _everything(self) -> Changes:
         """All that has to outlive the node."""
         changes = self._runner.desired.everything()
+        if self._journal is not None:
+            changes.margins, changes.events = self._journal.everything()
         changes.rows = {(row.scope, row.key): row for row in self._traffic.everything()}
         return changes
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from twisted.internet.interfaces import IReactorTime
 
-from node.backend.faults import in_background
+from node.backend.faults import in_background, pid_of
 from node.backend.generations import Generations
 from node.backend.probation import SECONDS as PROBATION
 from node.contract.driver import Generation, Shares
 from node.errors import NodeError
+from node.events.journal import Tells
+from node.events.kinds import Kind
 from node.logs import Logger
 from node.machine.memory import available, resident
 from node.periodic import Periodic
@@ -45,11 +47,13 @@ class Drain:
         generations: Generations,
         limits: Limits,
         end: Callable[[Generation], Awaitable[None]],
+        journal: Tells,
     ) -> None:
         self._reactor = reactor
         self._generations = generations
         self._limits = limits
         self._end = end
+        self._journal = journal
         # Since when each drains.
         self._since: dict[Generation, float] = {}
         self._looking = Periodic("looking after cores that drain", self._look, LOOK, reactor)
@@ -68,7 +72,9 @@ class Drain:
         if not self._looking.running:
             self._looking.start()
         for run in self._generations.draining:
-            self._since.setdefault(run, self._reactor.seconds())
+            if run not in self._since:
+                self._since[run] = self._reactor.seconds()
+                self._journal.tell(Kind.DRAIN_BEGUN, "a core drains: another one took its place", **pid_of(run))
         self._forget()
         # Only now: what did not come up has ended nobody's connections, and has not waited for an end.
         for run in tuple(self._since)[: -self._limits.generations or None]:
@@ -114,6 +120,8 @@ class Drain:
         except NodeError as error:
             count = f"an unknown number ({error.text}) of"
         self.log.info("a core that drains is ended with {count} connections: {reason}", count=count, reason=reason)
+        text = f"a core that drained was ended with {count} connections: {reason}"
+        self._journal.tell(Kind.DRAIN_CUT, text, connections=count, reason=reason, **pid_of(run))
         await self._over(run)
 
     async def _over(self, run: Generation) -> None:

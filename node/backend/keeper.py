@@ -19,6 +19,7 @@ from node.backend.state import State, Status
 from node.contract.accounts import Change, Refusal, Unusable, diff, key_of
 from node.contract.driver import Applied, Generation, Lingers, Plan, Shares
 from node.errors import NodeError
+from node.events.users import UserEvents
 from node.logs import Logger
 from protos.service_pb2 import User
 
@@ -49,6 +50,7 @@ class Keeper:
         desired: Desired,
         generations: Generations,
         renewal: Renewal,
+        events: UserEvents,
         adopt: Callable[[Generation], None],
         doubt: Callable[[Generation], None],
     ) -> None:
@@ -59,6 +61,7 @@ class Keeper:
         self._desired = desired
         self._generations = generations
         self._renewal = renewal
+        self._events = events
         self._adopt = adopt
         self._doubt = doubt
         self._refreshing: IDelayedCall | None = None
@@ -68,6 +71,7 @@ class Keeper:
         self.settle: Callable[[Pairs], Deferred[list[Refusal]]] = reconciler.settle
         self.unsettled, self.idle, self._repair = reconciler.unsettled, reconciler.idle, reconciler.repair
         self._alone = reconciler.alone
+        self.busy, self.restless, self.reasons = reconciler.busy, reconciler.restless, reconciler.reasons
 
     @property
     def serves(self) -> bool:
@@ -145,6 +149,12 @@ class Keeper:
 
     async def apply(self, changes: list[Change]) -> Applied:
         """Have the run take these. What it keeps though it answers is left for another run, which does not know it."""
+        leaving = self._leaving(changes)
+        applied = await self._apply(changes)
+        self._tell_cut(leaving)
+        return applied
+
+    async def _apply(self, changes: list[Change]) -> Applied:
         run = self.run
         refused, left = await self._ask(changes)
         self.refresh_soon()
@@ -174,9 +184,21 @@ class Keeper:
             return []
         if not self.serves:
             return []
+        leaving = self._leaving(left)
         run, refused = await self._renewal.renew(self.run, left)
         self._take(run)
+        self._tell_cut(leaving)
         return refused
+
+    def _leaving(self, changes: Iterable[Change]) -> list[str]:
+        """Who is to be taken out of an inbound in which they are."""
+        return list(dict.fromkeys(change.key for change in changes if change.packed is None and self._packed(change)))
+
+    def _tell_cut(self, leaving: list[str]) -> None:
+        """Those of them who are in none any more."""
+        if self.serves:
+            there = self.run.accounts.values()
+            self._events.cut(key for key in leaving if not any(key in accounts for accounts in there))
 
     def _take(self, run: Generation) -> None:
         if run is not self.run:

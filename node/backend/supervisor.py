@@ -8,7 +8,7 @@ from node.backend.backoff import Backoff
 from node.backend.control import Control, Settled
 from node.backend.desired import Accepted, Desired
 from node.backend.drain import Drain
-from node.backend.faults import as_told, in_background, leave_out
+from node.backend.faults import as_told, in_background, leave_out, pid_of
 from node.backend.generations import Generations
 from node.backend.health import Watch
 from node.backend.keeper import Keeper
@@ -19,6 +19,9 @@ from node.backend.settling import Settling
 from node.backend.state import State, Status
 from node.contract.driver import Exit, Generation, NotShared, Routes, Shares
 from node.errors import CoreFailed, InvalidConfig, NodeError
+from node.events.journal import Tells
+from node.events.kinds import Kind
+from node.events.users import UserEvents
 from node.logs import Logger, LogRing
 
 # Seconds that a core may take to come up.
@@ -40,6 +43,8 @@ class Supervisor:
         generations: Generations,
         replacement: Replacement,
         drain: Drain,
+        journal: Tells,
+        events: UserEvents,
     ) -> None:
         self._reactor = reactor
         self._ring = ring
@@ -49,6 +54,8 @@ class Supervisor:
         self._generations = generations
         self._replacement = replacement
         self._drain = drain
+        self._journal = journal
+        self._events = events
         self._backoff = Backoff(reactor)
         self._renewal = Renewal(status, desired, generations, replacement, self._again)
         self.settling = Settling(status, desired, generations, self._keeper)
@@ -122,7 +129,7 @@ class Supervisor:
             await self.catch_up(run)
 
     def _keeper(self, run: Generation) -> Keeper:
-        around = self._status, self._desired, self._generations, self._renewal
+        around = self._status, self._desired, self._generations, self._renewal, self._events
         # One that another run has just taken the place of may be of what was accepted before.
         before = None if run is self._generations.current else self._desired.before
         accepted = before or self._desired.accepted
@@ -141,13 +148,22 @@ class Supervisor:
             self._drain.begin()
         self._backoff.served()
         self._watch.begin(run)
-        run.when_exited().addCallback(self._exited, run)
+        self._tell_started(run)
+        run.when_exited().addCallback(self._exited, run, pid_of(run))
         in_background(self.catch_up(run), "the routing of the core is not as it is to be")
 
-    def _exited(self, ended: Exit, run: Generation) -> None:
+    def _tell_started(self, run: Generation) -> None:
+        accepted = self._desired.accepted
+        assert accepted is not None
+        core, version = accepted.driver.name, accepted.version
+        text = f"a process of {core} {version} serves"
+        self._journal.tell(Kind.CORE_STARTED, text, core=core, version=version, **pid_of(run))
+
+    def _exited(self, ended: Exit, run: Generation, pid: dict[str, object]) -> None:
         """A process is gone. If nobody asked it to go it comes again, or the one before it serves again."""
         was_current, way_back = run is self._generations.current, self._probation.way_back(run)
-        self._generations.gone(run)
+        unasked = self._generations.gone(run)
+        self._journal.tell(Kind.CORE_EXITED if unasked else Kind.CORE_ENDED, ended.reason, reason=ended.reason, **pid)
         if not (was_current and self._status.running):
             return
         reason = CoreFailed(ended.reason)
@@ -195,7 +211,7 @@ class Supervisor:
             self.log.warn("the core before cannot be taken back: {reason}", reason=str(error))
             return False
         if other:
-            leave_out(self._ring, await self._desired.revert(await self._as_it_is(taken.accepted)))
+            leave_out(self._ring, self._events, await self._desired.revert(await self._as_it_is(taken.accepted)))
         if taken.before not in self._generations.draining:
             return False
         self._generations.adopt(taken.before)
@@ -234,9 +250,10 @@ class Supervisor:
             self._status.enter(State.FAILED, reason.text)
             return
         self._status.enter(State.RESTARTING, reason.text)
-        self._backoff.later(
+        seconds = self._backoff.later(
             lambda: in_background(self._control.run(self._restart, core=True), "the core was not started again")
         )
+        self._journal.tell(Kind.CORE_RETRY, f"the core is started again in {seconds:g} s", seconds=f"{seconds:g}")
 
     async def _restart(self, settled: Settled) -> None:
         settled()
@@ -246,4 +263,5 @@ class Supervisor:
     def _hung(self, run: Generation, reason: str) -> None:
         """It lives and does not answer: as good as gone."""
         self._ring.event(f"the core is ended: {reason}")
+        self._journal.tell(Kind.CORE_HUNG, f"the core is ended: {reason}", reason=reason, **pid_of(run))
         run.kill()

@@ -44,15 +44,15 @@ class LogStream:
     """
 
     def __init__(
-        self, reactor: IReactorTime, connect: Callable[[], Awaitable[Inbox]], patience: float = math.inf
+        self, reactor: IReactorTime, connect: Callable[[], Awaitable[Inbox[str]]], patience: float = math.inf
     ) -> None:
         self._reactor = reactor
         self._connect = connect
         self._patience = patience
         self._seen: deque[str] = deque(maxlen=REPLAY)
         self._ready: deque[str] = deque()
-        self._outbox = Inbox(reactor)
-        self._source = Inbox(reactor)
+        self._outbox: Inbox[str] = Inbox(reactor)
+        self._source: Inbox[str] = Inbox(reactor)
         self._following: Deferred[None] | None = None
 
     async def open(self) -> Self:

@@ -26,12 +26,13 @@ from twisted.web.iweb import IResponse
 from node.api.auth import Dialect
 from node.api.framing import single
 from node.api.methods import Kind, Method
-from node.client.body import LogBody, whole
+from node.client.body import EventBody, LogBody, whole
 from node.client.failures import Unreachable, of_http
 from node.client.inbox import Inbox
 from node.client.target import Target
 from node.client.way import Way
 from node.errors import UsersRefused
+from protos.service_pb2 import Event
 
 MEDIA_TYPE = "application/x-protobuf"
 # Seconds that a connection is kept for a next call; the node closes one after 120.
@@ -71,11 +72,13 @@ class RestTransport:
         (message,) = messages
         return await self._ask(method, message.SerializeToString())
 
-    async def lines(self, method: Method) -> Inbox:
-        response = await self._request(method, b"")
-        if response.code != _OK:
-            raise await self._error(method, response)
+    async def lines(self, method: Method) -> Inbox[str]:
+        response = await self._opened(method, b"")
         return LogBody(self._reactor, response, events=self._dialect is Dialect.DOCUMENT).inbox
+
+    async def events(self, method: Method, request: Message) -> Inbox[Event]:
+        response = await self._opened(method, request.SerializeToString())
+        return EventBody(self._reactor, response).inbox
 
     async def close(self) -> None:
         await self._pool.closeCachedConnections()
@@ -92,10 +95,14 @@ class RestTransport:
         return b""
 
     async def _ask(self, method: Method, body: bytes) -> bytes:
+        return await _whole(await self._opened(method, body))
+
+    async def _opened(self, method: Method, body: bytes) -> IResponse:
+        """A response that says OK, and whose body is to come."""
         response = await self._request(method, body)
         if response.code != _OK:
             raise await self._error(method, response)
-        return await _whole(response)
+        return response
 
     async def _request(self, method: Method, body: bytes) -> IResponse:
         headers = Headers({name: [value] for name, value in (self._credentials | {"host": self._host}).items()})

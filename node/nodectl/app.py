@@ -17,6 +17,7 @@ COMMANDS: dict[str, str] = {
     "info": "What each node is and runs.",
     "start": "Run a configuration with users.",
     "stop": "End what runs.",
+    "users": "Who may use it and who is in: list, add, change, remove, diff, sync.",
     "stats": "Bytes of users, inbounds, outbounds; figures of the machine and the core.",
     "online": "Who is connected, and from where.",
     "logs": "Log lines of the core and the node.",

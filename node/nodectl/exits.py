@@ -28,6 +28,8 @@ class Exit(IntEnum):
     NOT_RUNNING = 5
     # The node did it for all users but some.
     USERS_REFUSED = 6
+    # `users diff`: the node has other users than the file.
+    DIFFERENT = 7
     INTERRUPTED = 130
 
 

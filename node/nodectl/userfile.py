@@ -1,39 +1,39 @@
-"""Files of users: JSON, an array of users as the interface has them, or an object with `users`."""
+"""Files of users: tables, JSON of this interface, exports of panels. See docs/nodectl-users.md."""
 
 from __future__ import annotations
 
-import json
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from google.protobuf.json_format import ParseDict, ParseError
 
 from node.nodectl.exits import Unusable
+from node.nodectl.output import note
+from node.nodectl.users import document, tabular
+from node.nodectl.users.supply import Supply
 from protos import service_pb2 as pb
 
+# How documents begin; all else is a table.
+_JSON = ("{", "[")
 
-def read(path: Path) -> list[pb.User]:
-    """The users of this file. Raises `Unusable`."""
+
+def read(path: Path, inbounds: Sequence[str] = ()) -> list[pb.User]:
+    """The users of this file; who is left out is said. `inbounds`: for those without. Raises `Unusable`."""
     try:
-        return parse(path.read_text())
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise Unusable(f"{path} cannot be used: {error}")
+        supply = parse(path.read_text("utf-8-sig"), inbounds, time.time())
+    except (OSError, ValueError) as error:
+        lines = str(error).splitlines()
+        told = lines[0] if len(lines) == 1 else "\n".join(["", *(f"  {line}" for line in lines)])
+        raise Unusable(f"{path} cannot be used: {told}")
+    for reason, count in sorted(supply.left_out.items()):
+        note(f"{path}: {count} left out: {reason}")
+    return list(supply.users.values())
 
 
-def parse(text: str) -> list[pb.User]:
-    """The users of a text. Raises `ValueError`."""
-    said = json.loads(text)
-    users = said.get("users") if isinstance(said, dict) else said
-    if not isinstance(users, list):
-        raise ValueError("it is neither an array of users nor an object with users")
-    return [_user(number, user) for number, user in enumerate(users, 1)]
-
-
-def _user(number: int, said: Any) -> pb.User:
-    try:
-        user = ParseDict(said, pb.User())
-    except (ParseError, AttributeError, TypeError) as error:
-        raise ValueError(f"user {number}: {error}") from error
-    if not user.email:
-        raise ValueError(f"user {number} has no email")
-    return user
+def parse(text: str, inbounds: Sequence[str] = (), now: float = 0.0) -> Supply:
+    """The users of a text. Raises `ValueError` with each fault in a line, and where it is."""
+    supply = Supply(inbounds)
+    if text.lstrip().startswith(_JSON):
+        document.read(text, supply, now)
+    else:
+        tabular.read(text, supply)
+    return supply.finish()

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from node.contract.counters import Row, Scope
+from node.state.events import Margins, Packed
 from node.state.schema import Newer, require_known, upgrade
 
 _WAL_BYTES = 4 * 1024 * 1024
@@ -35,7 +36,7 @@ class Changes:
     `clean`: nothing of what was there stays. `request` is a serialised Backend without users, None for no change,
     empty for no backend. `left`: seconds of its keep-alive, None for no change; `routing`: what was changed of its
     routing, packed, None for no change. `users` in the order in which they
-    were stored; None is a removal.
+    were stored; None is a removal. `events` go behind those that are there; those before `margins.first` go.
     """
 
     clean: bool = False
@@ -45,6 +46,8 @@ class Changes:
     clean_users: bool = False
     users: dict[str, bytes | None] = field(default_factory=dict)
     rows: dict[tuple[Scope, str], Row] = field(default_factory=dict)
+    margins: Margins | None = None
+    events: list[Packed] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(
@@ -55,6 +58,7 @@ class Changes:
             or self.request is not None
             or self.left is not None
             or self.routing is not None
+            or self.margins is not None
         )
 
 
@@ -63,6 +67,7 @@ class Saved:
     """What an earlier node left: the serialised Backend (empty: none), its users, the rows that nobody has had.
 
     `left`: seconds of its keep-alive that were left; None for all. `routing`: what was changed of its routing, packed.
+    `margins` and `events`: what happened to it; None where nothing ever did.
     """
 
     request: bytes = b""
@@ -70,6 +75,8 @@ class Saved:
     users: tuple[bytes, ...] = ()
     rows: tuple[Row, ...] = ()
     routing: bytes = b""
+    margins: Margins | None = None
+    events: tuple[Packed, ...] = ()
 
 
 class Database:
@@ -111,6 +118,7 @@ class Database:
             self._write_backend(connection, changes)
             _write_users(connection, changes.users)
             _write_rows(connection, changes.rows.values())
+            _write_events(connection, changes)
 
     def close(self) -> None:
         """No more is written. SQLite puts everything into the one file then."""
@@ -188,8 +196,19 @@ def _load(connection: sqlite3.Connection) -> Saved:
     backend = connection.execute("SELECT * FROM backend").fetchone()
     users = connection.execute("SELECT packed FROM users ORDER BY place").fetchall()
     rows = connection.execute("SELECT scope, name, uplink, downlink FROM traffic").fetchall()
-    _, request, left, *rest = backend or (1, b"", None)
-    return Saved(request, left, tuple(packed for (packed,) in users), tuple(map(_row, rows)), *rest)
+    _, request, left, *rest = backend or (1, b"", None, b"")
+    routing = rest[0] if rest else b""
+    return Saved(
+        request, left, tuple(packed for (packed,) in users), tuple(map(_row, rows)), routing, *_journal(connection)
+    )
+
+
+def _journal(connection: sqlite3.Connection) -> tuple[Margins | None, tuple[Packed, ...]]:
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'journal'").fetchone():
+        return None, ()  # the tables are an earlier node's, too
+    margins = connection.execute("SELECT epoch, first, ceiling FROM journal").fetchone()
+    events = connection.execute("SELECT sequence, packed FROM events ORDER BY sequence").fetchall()
+    return (Margins(*margins), tuple(Packed(*event) for event in events)) if margins else (None, ())
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
@@ -214,6 +233,18 @@ def _write_rows(connection: sqlite3.Connection, rows: Iterable[Row]) -> None:
     full = [(row.scope.value, row.key, row.name, *row.both) for row in rows if any(row.both)]
     connection.executemany("DELETE FROM traffic WHERE scope = ? AND key = ?", empty)
     connection.executemany("INSERT OR REPLACE INTO traffic VALUES (?, ?, ?, ?, ?)", full)
+
+
+def _write_events(connection: sqlite3.Connection, changes: Changes) -> None:
+    if changes.margins is None:
+        return
+    first = changes.margins.first
+    if changes.clean:
+        connection.execute("DELETE FROM events")
+    connection.execute("DELETE FROM events WHERE sequence < ?", (first,))
+    kept = [event for event in changes.events if event.sequence >= first]
+    connection.executemany("INSERT OR REPLACE INTO events VALUES (?, ?)", kept)
+    connection.execute("INSERT OR REPLACE INTO journal VALUES (1, ?, ?, ?)", changes.margins)
 
 
 def _row(columns: tuple[str, str, int, int]) -> Row:

@@ -17,6 +17,12 @@ STEPS = (
     ) WITHOUT ROWID;
     """,
     "ALTER TABLE backend ADD COLUMN routing BLOB NOT NULL DEFAULT x'';",
+    """
+    CREATE TABLE events (sequence INTEGER PRIMARY KEY, packed BLOB NOT NULL);
+    CREATE TABLE journal (
+        one INTEGER PRIMARY KEY CHECK (one = 1), epoch TEXT NOT NULL, first INTEGER NOT NULL, ceiling INTEGER NOT NULL
+    );
+    """,
 )
 
 

@@ -25,14 +25,15 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from node.api.auth import Authenticator, Caller
-from node.api.calls import Calls, LogReader, OpenFeed, Reply, watched
+from node.api.calls import Calls, OpenFeed, Reply, parse, watched
 from node.api.methods import MAX_BODY, METHODS, SERVICE, Kind, Method
+from node.api.readers import EventReader, LogReader
 from node.door.upstream import Upstream
 from node.errors import Forbidden, Internal, InvalidRequest, NodeError, Unauthenticated, UnknownPath
 from node.logs import Logger
 from node.transport.serving import Serving
 from node.waiting import fire
-from protos.service_pb2 import Log
+from protos.service_pb2 import EventsRequest, Log
 
 # Seconds that calls under way may take to end at shutdown.
 GRACE = 1.0
@@ -197,6 +198,8 @@ class _Handlers:
     def of(self, method: Method, caller: Caller) -> grpc.RpcMethodHandler:
         if method.kind is Kind.LOGS:
             return grpc.unary_stream_rpc_method_handler(partial(self._logs, method, caller))
+        if method.kind is Kind.EVENTS:
+            return grpc.unary_stream_rpc_method_handler(partial(self._events, method, caller))
         if method.kind is Kind.FEED:
             return grpc.stream_unary_rpc_method_handler(partial(self._feed, method, caller))
         if watched(method):
@@ -259,6 +262,19 @@ class _Handlers:
 
     async def _read_by(self, peer: str, method: Method, caller: Caller) -> LogReader:
         return self._calls.logs(method, self._known(peer, caller))
+
+    async def _events(self, method: Method, caller: Caller, body: bytes, context: Context) -> AsyncIterator[bytes]:
+        opening = self._aio.call(self._followed_by, context.peer(), method, caller, body)
+        reader: EventReader = await _answered(opening, context)
+        await context.send_initial_metadata(())
+        while events := await _answered(self._aio.call(reader.next), context):
+            for event in events:
+                yield event.SerializeToString()
+
+    async def _followed_by(self, peer: str, method: Method, caller: Caller, body: bytes) -> EventReader:
+        asked = parse(method, body)
+        assert isinstance(asked, EventsRequest)
+        return self._calls.events(method, asked, self._known(peer, caller))
 
 
 async def _carry(messages: AsyncIterator[bytes], deliver: Callable[[list[bytes]], Coroutine[Any, Any, None]]) -> None:

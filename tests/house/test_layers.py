@@ -21,20 +21,29 @@ ROOMS: dict[str, set[str]] = {
     "node.state": {"node.contract", "node.logs", "node.reactor", "node.waiting"},
     "node.traffic": {"node.contract", "node.state", "node.errors", "node.logs", "node.periodic", "node.waiting"},
     "node.backend": {
-        *("node.contract", "node.machine", "node.state"),
+        *("node.contract", "node.events", "node.machine", "node.state"),
         *("node.errors", "node.logs", "node.periodic", "node.reactor", "node.waiting"),
     },
     "node.api": {
-        *("node.backend", "node.contract", "node.machine", "node.state", "node.traffic"),
+        *("node.backend", "node.contract", "node.events", "node.machine", "node.state", "node.traffic"),
         *("node", "node.errors", "node.logs", "node.periodic", "node.reactor", "node.waiting"),
         *("node.keyfile", "node.secret_file", "node.settings", "node.watching"),
     },
+    "node.events": {"node.logs", "node.state"},
     "node.door": {"node.logs", "node.waiting", "node.watching"},
     "node.transport": {"node.api", "node.door", "node.aio", "node.errors", "node.keyfile", "node.logs", "node.waiting"},
     "node.client": {"node.api", "node.aio", "node.errors", "node.logs"},
     "node.nodectl": {"node", "node.aio", "node.client", "node.env_file", "node.errors", "node.logs", "node.reactor"}
-    | {"node.settings"},
-    "node.nodectl.commands": {"node.nodectl", "node.client", "node.errors", "node.logs", "node.reactor"},
+    | {"node.settings", "node.nodectl.users"},
+    "node.nodectl.users": {"node.contract"},
+    "node.nodectl.commands": {
+        "node.nodectl",
+        "node.nodectl.users",
+        "node.client",
+        "node.errors",
+        "node.logs",
+        "node.reactor",
+    },
     "drivers": {"node.contract", "node.errors"},
     "drivers.install": {"drivers.process.leash"},
     "drivers.process": {
@@ -168,7 +177,7 @@ def test_no_circles() -> None:
 
 def test_transports_do_not_know_each_other() -> None:
     """REST and gRPC share what is behind them, nothing else."""
-    rest = {"node.transport.rest", "node.transport.site"}
+    rest = {"node.transport.rest", "node.transport.site", "node.transport.streams"}
     rpc = {"node.transport.rpc", "node.transport.serving"}
     for one, other in ((rest, rpc), (rpc, rest)):
         assert not {target for name in one for target in own_imports(name)} & other

@@ -169,6 +169,25 @@ async def users_in_chunks(client: Client) -> None:
     assert not await known(client, people[-1].email)
 
 
+async def listed(client: Client) -> None:
+    people = [*(somebody() for _ in range(4)), BAD]
+    with pytest.raises(errors.UsersRefused):
+        await client.sync_users([ALICE, *people])
+    rows = {row.name: row async for page in client.all_users(credentials=True) for row in page.users}
+    assert rows.keys() == {who.email for who in [ALICE, *people]}
+    assert {name: list(row.confirmed) for name, row in rows.items() if name != "bad"} == {
+        name: ["in"] for name in rows if name != "bad"
+    }
+    assert list(rows["bad"].refused) == ["in: the id is not a UUID"]
+    assert rows["alice"].proxies == ALICE.proxies
+    first = await client.list_users(limit=2)
+    second = await client.list_users(first.next, names=[row.name for row in first.users] + [people[0].email])
+    assert (len(first.users), first.total, second.total <= 3) == (2, 6, True)
+    assert first.revision == second.revision
+    await client.sync_users([ALICE])
+    assert [row.name for row in (await client.list_users()).users] == ["alice"]
+
+
 def unsupported(work: Work[Any]) -> Work[None]:
     async def refused(client: Client) -> None:
         with pytest.raises(errors.Unsupported):
@@ -206,6 +225,7 @@ WORK: dict[str, Work[None]] = {
     "sync_user": single_users,
     "sync_users": all_users,
     "sync_chunked": users_in_chunks,
+    "list_users": listed,
     "routing_rules": rules,
     "balancer_info": balancers,
     "test_route": rules,

@@ -177,10 +177,10 @@ class Node:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.ring: list[str] = []
-        self.sources: list[Inbox] = []
+        self.sources: list[Inbox[str]] = []
         self.down: NodeError | None = None
 
-    async def connect(self) -> Inbox:
+    async def connect(self) -> Inbox[str]:
         if self.down is not None:
             raise self.down
         self.sources.append(Inbox(self.clock))
@@ -372,10 +372,10 @@ class LogBodyTests(SynchronousTestCase):
         self.clock = Clock()
         self.response = FakeResponse()
 
-    def body(self, events: bool = True) -> Inbox:
+    def body(self, events: bool = True) -> Inbox[str]:
         return LogBody(self.clock, self.response, events).inbox  # type: ignore[arg-type]
 
-    def taken(self, inbox: Inbox) -> list[str]:
+    def taken(self, inbox: Inbox[str]) -> list[str]:
         return self.successResultOf(Deferred.fromCoroutine(inbox.take(0)))
 
     def test_lines_in_any_pieces(self) -> None:
@@ -394,7 +394,7 @@ class LogBodyTests(SynchronousTestCase):
         self.response.body.dataReceived(b"one\n\ndata: two\nthr\xffee\nfo")
         self.assertEqual(self.taken(inbox), ["one", "", "data: two", "thr\ufffdee"])
 
-    def ended(self, inbox: Inbox, kind: type[Exception]) -> None:
+    def ended(self, inbox: Inbox[str], kind: type[Exception]) -> None:
         self.failureResultOf(Deferred.fromCoroutine(inbox.take(0)), kind)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 

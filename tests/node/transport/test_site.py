@@ -29,8 +29,9 @@ from node.api.calls import Calls
 from node.door.connections import DEAD_AFTER
 from node.door.tls import REST_FIRST, Certificates
 from node.logs import COALESCE, LogRing
-from node.transport.rest import HEARTBEAT, make_app
+from node.transport.rest import make_app
 from node.transport.site import Limits, Site
+from node.transport.streams import HEARTBEAT
 from scripts.staging import certs
 from tests.node.transport.test_rest import FakeBackend
 
