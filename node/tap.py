@@ -8,12 +8,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from twisted.application.service import IService, Service
+from twisted.application.service import IService, IServiceCollection, Service
 from twisted.internet.defer import Deferred, ensureDeferred, gatherResults, maybeDeferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IListeningPort
@@ -21,7 +21,7 @@ from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
 
 from drivers.registry import DRIVER_SETTINGS, Drivers
-from node import __version__, deployed
+from node import __version__, deployed, log_lines
 from node.aio import Aio
 from node.api.auth import Authenticator
 from node.api.calls import Calls
@@ -99,7 +99,8 @@ def makeService(options: Options) -> IService:
         settings = load(options.settings(), Path.cwd(), drivers=DRIVER_SETTINGS)
     except BadSettings as bad:
         raise SystemExit("\n".join(f"txnode cannot start: {fault}" for fault in bad.faults)) from bad
-    return NodeService(node_reactor, settings)
+    Logger.names_users = settings.log_users
+    return NodeService(node_reactor, settings, options.parent or {})
 
 
 def follow_no_clock_on_the_wall(reactor: Reactor) -> None:
@@ -117,7 +118,9 @@ class NodeService(Service):
 
     log = Logger()
 
-    def __init__(self, reactor: Reactor, settings: Settings) -> None:
+    def __init__(self, reactor: Reactor, settings: Settings, twistd: Mapping[str, Any] | None = None) -> None:
+        """`twistd`: the options of that, which say where the log goes."""
+        self._twistd = twistd or {}
         self._reactor = reactor
         self._settings = settings
         self._state = StateDirectory(settings.state_dir)
@@ -160,6 +163,15 @@ class NodeService(Service):
         self._site = Site(make_app(calls), authenticator, reactor, log_requests=settings.debug, heard=calls.touch)
         self._entrance = Entrance(self._site.connections, self._site, self._upstream)
         self._ports: list[IListeningPort] = []
+
+    def setServiceParent(self, parent: IServiceCollection) -> None:
+        """Said to an application, whose log begins next."""
+        super().setServiceParent(parent)
+        if self._settings.log_json:
+            try:
+                log_lines.install(parent, self._twistd, self._reactor.callFromThread)
+            except ValueError as error:
+                raise SystemExit(f"txnode cannot start: {error}") from error
 
     def startService(self) -> None:
         super().startService()
