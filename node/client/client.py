@@ -97,7 +97,8 @@ class Client:
 
     def logs(self, patience: float = math.inf) -> LogStream:
         """Log lines, for `async with`. `patience`: seconds in which a connection that broke has to be back."""
-        stream = LogStream(self._reactor, lambda: self._timed(self._transport.lines(_METHODS["GetLogs"])), patience)
+        lines = self._transport.lines
+        stream = LogStream(self._reactor, lambda last: self._timed(lines(_METHODS["GetLogs"], last)), patience)
         self._streams.add(stream)
         return stream
 

@@ -203,7 +203,7 @@ def test_many_are_to_go(ctl: Ctl) -> None:
     """On a terminal somebody is asked; for no, and for Ctrl-C, nothing is changed."""
     ctl("sync", ctl.table(people("ann", "bob")))
     command = "--node", "one", "users", "sync", ctl.table(people("cid"))
-    for answer, code in ((b"n\n", Exit.USAGE), (b"\x03", Exit.INTERRUPTED)):
+    for answer, code in (("n\n", Exit.USAGE), ("\x03", Exit.INTERRUPTED)):
         with ctl.program.terminal(*command) as terminal:
             terminal.find("2 of 2 users would be removed: ann, bob", "Remove them?")
             terminal.type(answer)
@@ -211,6 +211,6 @@ def test_many_are_to_go(ctl: Ctl) -> None:
         assert ctl.states().keys() == {"ann", "bob"}
     with ctl.program.terminal(*command) as terminal:
         terminal.find("Remove them?")
-        terminal.type(b"y\n")
+        terminal.type("y\n")
         assert terminal.wait() == Exit.OK
     assert ctl.states() == {"cid": ["in"]}
