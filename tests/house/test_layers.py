@@ -29,15 +29,17 @@ ROOMS: dict[str, set[str]] = {
         *("node", "node.errors", "node.logs", "node.periodic", "node.reactor", "node.waiting"),
         *("node.keyfile", "node.secret_file", "node.settings", "node.watching"),
     },
+    "node.doctor": {"node.certificate", "node.secret_file", "node.settings", "node.state"},
     "node.events": {"node.logs", "node.state"},
     "node.door": {"node.logs", "node.repeated", "node.waiting", "node.watching"},
     "node.transport": {"node.api", "node.door", "node.aio", "node.errors", "node.keyfile", "node.logs", "node.waiting"},
     "node.client": {"node.api", "node.aio", "node.errors", "node.logs"},
     "node.nodectl": {"node", "node.aio", "node.client", "node.env_file", "node.errors", "node.logs", "node.reactor"}
     | {"node.settings", "node.nodectl.users", "node.secret_file", "node.keys", "node.keyfile", "node.certificate"}
-    | {"drivers.install"},
+    | {"drivers.install", "node.doctor"},
     "node.nodectl.users": {"node.contract"},
     "node.nodectl.commands": {
+        "node.doctor",
         "node.nodectl",
         "node.nodectl.users",
         "node.client",
