@@ -1,7 +1,8 @@
 """A controller and a user of a node in another network: `python -m tests.machine.visit start|use PEM KEY FILE`.
 
 `start` has the node run an Xray with one user, who is then in FILE; both have the user get a megabyte through it, and
-wait until the node has counted all of that. Prints what the node says of itself, as JSON.
+wait until the node has counted all of that. Prints what the node says of itself, as JSON, but not that there is a newer
+Xray than the one of these tests.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def visit(what: str, node: Address, file: Path) -> dict[str, object]:
         until(lambda: controller.info().running, 60, "the backend runs")
         _served(controller, place, visitor, echo)
         info = controller.info()
-        return {"version": info.version, "core": info.core_version, "warnings": list(info.warnings)}
+        warnings = [warning for warning in info.warnings if "There is a safer core" not in warning]
+        return {"version": info.version, "core": info.core_version, "warnings": warnings}
 
 
 def _served(controller: Controller, place: Place, visitor: TestUser, echo: EchoServer) -> None:
