@@ -51,7 +51,7 @@ cd /
 umount -l /.outside
 hostname guest
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
-exec env -i container=guest PATH=$PATH /lib/systemd/systemd --log-target=null --unit=multi-user.target
+exec env -i container=guest PATH=$PATH /lib/systemd/systemd --log-target=journal --unit=multi-user.target
 ' sh "$1"
 """
 

@@ -20,7 +20,6 @@ import pytest
 
 from node import __version__
 from scripts.staging.core import find_xray
-from scripts.staging.wait import until
 from tests.harness.container import Container, Image
 from tests.machine.conftest import CLONE
 
@@ -102,7 +101,7 @@ def test_it_serves_users(image: Image, scratch: Path) -> None:
     os.chown(container.volume, 65532, 65532)
     for what in ("start", "use"):
         with container.start() as running:
-            until(lambda: _healthy(container), 60, f"the container is healthy; it said {running.lines}")
+            running.ready(lambda: _healthy(container), 60, "the container is healthy")
             assert _status(container)["Uid"].split() == ["65532"] * 4
             assert int(_status(container)["CapEff"], 16) == 0
             said = _visited(container, what, key)

@@ -18,7 +18,9 @@ def _content(root: Path) -> dict[str, tuple[int, str]]:
     for place in _OURS:
         for path in sorted((root / place).rglob("*")):
             read = path.is_file() and not path.is_symlink()
-            content = hashlib.sha256(path.read_bytes()).hexdigest() if read else str(path.is_symlink() and path.readlink())
+            content = (
+                hashlib.sha256(path.read_bytes()).hexdigest() if read else str(path.is_symlink() and path.readlink())
+            )
             found[str(path)] = (path.lstat().st_mtime_ns, content)
     return found
 
