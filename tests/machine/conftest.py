@@ -43,7 +43,7 @@ def debian() -> Iterator[Path]:
     # Not below /tmp, which may be memory.
     root = Path(kept or f"/var/tmp/txnode-debian-{os.getpid()}")
     if not root.is_dir():
-        command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={_PACKAGES}", "bookworm", root]
+        command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={_PACKAGES}", "bookworm", str(root)]
         subprocess.run(command, check=True)
     yield root
     if not kept:

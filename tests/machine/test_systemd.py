@@ -52,7 +52,6 @@ def _processes(server: Server) -> list[psutil.Process]:
 def test_a_node_that_hangs_is_started_again(server: Server) -> None:
     """Stopped dead, it tells systemd nothing any more: the watchdog ends it, and users are served again."""
     server.visit("start")
-    process = server.guest.shows("MainPID")
     server.guest.run("systemctl", "kill", "--kill-whom=main", "--signal=STOP", "node")
     until(lambda: server.guest.shows("NRestarts") == "1", 60, "systemd has started it again")
     assert "Watchdog timeout" in server.guest.run("journalctl", "--unit", "node", "--no-pager")
