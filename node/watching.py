@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from twisted.application.service import Service
@@ -31,6 +31,8 @@ class Files(ABC):
         self._seen: Stamp | None = None
         # Why the files as they are now are not what is in use.
         self.fault = ""
+        # Told after each attempt to load them anew, with what kept them from it, if anything did.
+        self.reloaded: Callable[[str], None] = lambda _: None
 
     @abstractmethod
     def make(self) -> None:
@@ -54,8 +56,8 @@ class Files(ABC):
         except self._unfit as error:
             self.fault = f"{self._what} in use: {error}"
             self.log.error("{fault}", fault=self.fault)
-            return False
-        return True
+        self.reloaded(self.fault)
+        return not self.fault
 
     def changed(self) -> bool:
         """Whether they are others than at the last attempt to load them, be they as bad as they may."""

@@ -68,10 +68,12 @@ class Backend(_message.Message):
     def __init__(self, type: _Optional[_Union[BackendType, str]] = ..., config: _Optional[str] = ..., users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., keep_alive: _Optional[int] = ..., exclude_inbounds: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Log(_message.Message):
-    __slots__ = ("detail",)
+    __slots__ = ("detail", "id")
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
     detail: str
-    def __init__(self, detail: _Optional[str] = ...) -> None: ...
+    id: str
+    def __init__(self, detail: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
 
 class Stat(_message.Message):
     __slots__ = ("name", "type", "link", "value")
@@ -287,6 +289,56 @@ class UsersChunk(_message.Message):
     last: bool
     def __init__(self, users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., index: _Optional[int] = ..., last: bool = ...) -> None: ...
 
+class ListUsersRequest(_message.Message):
+    __slots__ = ("after", "limit", "names", "credentials")
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
+    after: str
+    limit: int
+    names: _containers.RepeatedScalarFieldContainer[str]
+    credentials: bool
+    def __init__(self, after: _Optional[str] = ..., limit: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., credentials: bool = ...) -> None: ...
+
+class ListedUser(_message.Message):
+    __slots__ = ("name", "inbounds", "unknown", "confirmed", "leaving", "pending", "refused", "proxies", "shortened")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INBOUNDS_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    PROXIES_FIELD_NUMBER: _ClassVar[int]
+    SHORTENED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    inbounds: _containers.RepeatedScalarFieldContainer[str]
+    unknown: _containers.RepeatedScalarFieldContainer[str]
+    confirmed: _containers.RepeatedScalarFieldContainer[str]
+    leaving: _containers.RepeatedScalarFieldContainer[str]
+    pending: bool
+    refused: _containers.RepeatedScalarFieldContainer[str]
+    proxies: Proxy
+    shortened: bool
+    def __init__(self, name: _Optional[str] = ..., inbounds: _Optional[_Iterable[str]] = ..., unknown: _Optional[_Iterable[str]] = ..., confirmed: _Optional[_Iterable[str]] = ..., leaving: _Optional[_Iterable[str]] = ..., pending: bool = ..., refused: _Optional[_Iterable[str]] = ..., proxies: _Optional[_Union[Proxy, _Mapping]] = ..., shortened: bool = ...) -> None: ...
+
+class ListUsersResponse(_message.Message):
+    __slots__ = ("users", "next", "total", "revision", "state", "credentials")
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
+    users: _containers.RepeatedCompositeFieldContainer[ListedUser]
+    next: str
+    total: int
+    revision: int
+    state: str
+    credentials: bool
+    def __init__(self, users: _Optional[_Iterable[_Union[ListedUser, _Mapping]]] = ..., next: _Optional[str] = ..., total: _Optional[int] = ..., revision: _Optional[int] = ..., state: _Optional[str] = ..., credentials: bool = ...) -> None: ...
+
 class RoutingRule(_message.Message):
     __slots__ = ("outbound_tag", "rule_tag")
     OUTBOUND_TAG_FIELD_NUMBER: _ClassVar[int]
@@ -381,3 +433,40 @@ class OverrideBalancerTargetRequest(_message.Message):
     balancer_tag: str
     target: str
     def __init__(self, balancer_tag: _Optional[str] = ..., target: _Optional[str] = ...) -> None: ...
+
+class EventsRequest(_message.Message):
+    __slots__ = ("since", "epoch", "kinds", "follow")
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    since: int
+    epoch: str
+    kinds: _containers.RepeatedScalarFieldContainer[str]
+    follow: bool
+    def __init__(self, since: _Optional[int] = ..., epoch: _Optional[str] = ..., kinds: _Optional[_Iterable[str]] = ..., follow: bool = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("sequence", "epoch", "time", "kind", "severity", "text", "fields")
+    class FieldsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SEVERITY_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    epoch: str
+    time: float
+    kind: str
+    severity: str
+    text: str
+    fields: _containers.ScalarMap[str, str]
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[str] = ..., time: _Optional[float] = ..., kind: _Optional[str] = ..., severity: _Optional[str] = ..., text: _Optional[str] = ..., fields: _Optional[_Mapping[str, str]] = ...) -> None: ...

@@ -227,7 +227,7 @@ def _send(rpc: RpcController, socks: int, destination: EchoServer, person: TestU
 
 def _tell_counted(rpc: RpcController, person: TestUser) -> None:
     """The request takes the counters away, so that the demonstration's are in nobody's accounts."""
-    # A reply may be a tenth of TRAFFIC_INTERVAL old.
+    # The core may count a byte a moment after it arrived.
     with suppress(AssertionError):
         until(lambda: _counted(rpc, person)["uplink"] >= SIZE, COUNTING, "all bytes counted")
     counted = _counted(rpc, person, reset=True)

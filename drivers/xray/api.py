@@ -83,6 +83,22 @@ class Api:
             await asyncio.sleep(0)
         return counters
 
+    async def some_counters(self, names: Iterable[str]) -> dict[str, int]:
+        """Those of these names that the core has."""
+        found = await asyncio.gather(*map(self._counter, names))
+        return {stat.name: stat.value for stat in found if stat is not None}
+
+    async def _counter(self, name: str) -> xray_pb2.Stat | None:
+        request = xray_pb2.GetStatsRequest(name=name)
+        reply: xray_pb2.GetStatsResponse
+        try:
+            reply = await self._call(STATS + "GetStats", request, xray_pb2.GetStatsResponse)
+        except ApiFailed as error:
+            if error.unknown:
+                return None
+            raise
+        return reply.stat
+
     async def online_ips(self, email: str) -> dict[str, int]:
         """A user's addresses and when each was last seen; empty where the core has no such map (offline, unknown)."""
         request = xray_pb2.GetStatsRequest(name=f"user>>>{email}>>>online")

@@ -20,7 +20,7 @@ from drivers.xray.latency import NOT_MEASURED, latencies
 from drivers.xray.selectors import OURS
 from drivers.xray.traps import Disbelief
 from drivers.xray.users import Users
-from node.contract.accounts import Accounts, Change
+from node.contract.accounts import Accounts, Change, key_of
 from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
 from node.contract.driver import Applied, Host
 from node.contract.driver import Plan as AnyPlan
@@ -74,6 +74,10 @@ class XrayGeneration(SharedRun[Api]):
         return self.plan.uncounted
 
     @property
+    def cut(self) -> int:
+        return self._connections.cut
+
+    @property
     def outdated(self) -> bool:
         return bool(self._files.warnings)
 
@@ -88,6 +92,17 @@ class XrayGeneration(SharedRun[Api]):
         for name in self._own:
             counters.pop(name, None)
         return counters
+
+    async def some_counters(self, names: Iterable[tuple[Scope, str]]) -> Reading:
+        """All, where a user is wanted who is not in any more: only the core knows by which spelling it counts them."""
+        wanted = set[str]()
+        for scope, name in names:
+            spellings = self._counted_as(scope, name)
+            if not spellings:
+                return await self.counters()
+            wanted |= {counter_name(scope, spelling, way) for spelling in spellings for way in DIRECTIONS}
+        with asking(COUNTERS):
+            return await self._host.aio.run(self._api.some_counters(wanted.difference(self._own)))
 
     async def online(self, key: str) -> Mapping[str, int]:
         with asking(ONLINE, _NOT_TOLD):
@@ -171,6 +186,9 @@ class XrayGeneration(SharedRun[Api]):
     async def stop(self) -> None:
         self._connections.stop()
         await super().stop()
+
+    def _counted_as(self, scope: Scope, name: str) -> list[str]:
+        return self._spellings(key_of(name)) if scope is Scope.USER else [name]
 
     def _spellings(self, key: str) -> list[str]:
         found = (accounts[key] for accounts in self.accounts.values() if key in accounts)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container
+import time
+from collections.abc import Awaitable, Callable, Container, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakSet
 
 from google.protobuf.message import DecodeError, Message
-from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
+from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from node.api.audit import Audit
 from node.api.auth import Caller, Dialect
 from node.api.methods import Method
-from node.errors import Internal, InvalidRequest, NodeError, Unauthenticated
+from node.api.readers import GONE, EventReader, LogReader
+from node.errors import Internal, InvalidRequest, NodeError, Unauthenticated, Unsupported
+from node.events.journal import Journal
 from node.keyfile import Key, Scope
 from node.logs import Logger, LogRing
 from node.waiting import fire
+from protos.service_pb2 import EventsRequest
 
-_GONE = "the key is not valid any more"
+# The status of what was done.
+OK = 200
 
 
 class Feed(Protocol):
@@ -42,8 +48,10 @@ class Backend(Protocol):
 class Call:
     """One request under way, for whoever answers it: what its caller speaks, and whether the reply is delivered."""
 
-    def __init__(self, method: Method, dialect: Dialect) -> None:
+    def __init__(self, method: Method, dialect: Dialect, scope: Scope = Scope.METRICS) -> None:
+        """`scope` is what the caller's key may do."""
         self.dialect = dialect
+        self.scope = scope
         self.outcome: Deferred[bool] = Deferred()
         # Somebody waits for the outcome.
         self.awaited = False
@@ -78,22 +86,50 @@ class Calls:
 
     log = Logger()
 
-    def __init__(self, backend: Backend, ring: LogRing, knows: Callable[[Key], bool] = lambda _: True) -> None:
-        """`knows`: whether a key is one still. A request may be long on its way."""
+    def __init__(
+        self,
+        backend: Backend,
+        ring: LogRing,
+        knows: Callable[[Key], bool] = lambda _: True,
+        journal: Journal | None = None,
+        called: Callable[[str, int, float], None] = lambda *_: None,
+    ) -> None:
+        """`knows`: whether a key is one still. A request may be long on its way. `journal` has the events.
+
+        `called` is told of each answer: the method, the status in HTTP's words, the seconds that it took.
+        """
+        self._called = called
         self._backend = backend
         self._knows = knows
+        self._journal = journal
         self._ring = ring
         self._audit = Audit(ring)
         self._undelivered: set[Deferred[bool]] = set()
-        self._open: WeakSet[OpenFeed | LogReader] = WeakSet()
+        self._open: WeakSet[OpenFeed | LogReader | EventReader] = WeakSet()
 
     async def unary(self, method: Method, body: bytes, caller: Caller) -> Reply:
         """Parse, run and serialise one request."""
+        with self.timed(method):
+            return await self._unary(method, body, caller)
+
+    @contextmanager
+    def timed(self, method: Method) -> Iterator[None]:
+        """Inside, the call is answered."""
+        began, status = time.monotonic(), OK
+        try:
+            yield
+        except BaseException as error:
+            status = error.http if isinstance(error, NodeError) else Internal.http
+            raise
+        finally:
+            self._called(method.name, status, time.monotonic() - began)
+
+    async def _unary(self, method: Method, body: bytes, caller: Caller) -> Reply:
         self.admit(method, caller)
         request = parse(method, body)
         self._require_more(method, request, caller)
         handler: Callable[[Any, Call], Awaitable[Message]] = getattr(self._backend, method.call)
-        call = Call(method, caller.dialect)
+        call = Call(method, caller.dialect, caller.key.scope)
         delivered = call.outcome
         self._undelivered.add(delivered)
         try:
@@ -121,10 +157,19 @@ class Calls:
         self._open.add(feed)
         return feed
 
-    def logs(self, method: Method, caller: Caller) -> LogReader:
-        """A reader of its own: the ring's tail, then what comes."""
+    def logs(self, method: Method, caller: Caller, last: str = "") -> LogReader:
+        """A reader of its own: the ring's tail, or what is behind the last line that was read; then what comes."""
         self.admit(method, caller)
-        reader = LogReader(self._ring, caller)
+        reader = LogReader(self._ring, caller, last)
+        self._open.add(reader)
+        return reader
+
+    def events(self, method: Method, request: EventsRequest, caller: Caller) -> EventReader:
+        """A reader of its own: what happened behind a number, then what comes."""
+        self.admit(method, caller)
+        if self._journal is None:
+            raise Unsupported("this node keeps no events")
+        reader = EventReader(self._journal, request, caller)
         self._open.add(reader)
         return reader
 
@@ -134,7 +179,7 @@ class Calls:
         A controller's word prolongs the keep-alive.
         """
         if not self._knows(caller.key):
-            raise Unauthenticated(_GONE)
+            raise Unauthenticated(GONE)
         caller.require(method.scope)
         self.touch(caller)
 
@@ -154,6 +199,8 @@ class Calls:
         reset = watched(method) and request.reset
         if reset:
             caller.require(Scope.ALL)
+        if method.name == "ListUsers" and request.credentials and caller.controls:
+            self._audit.note(f"{method.name} with credentials", caller)
         if reset or method.scope is Scope.ALL:
             self._audit.note(f"{method.name} with reset" if reset else method.name, caller)
 
@@ -191,8 +238,9 @@ class OpenFeed:
 
     async def finish(self) -> bytes:
         """The serialised reply."""
-        self._require_key()
-        return await self._calls._guarded(self._method, self._feed.finish())
+        with self._calls.timed(self._method):
+            self._require_key()
+            return await self._calls._guarded(self._method, self._feed.finish())
 
     def dismiss(self) -> None:
         """The caller's key is none any more: with the next message it ends."""
@@ -200,41 +248,7 @@ class OpenFeed:
 
     def _require_key(self) -> None:
         if self._dismissed:
-            raise Unauthenticated(_GONE)
-
-
-class LogReader:
-    """A cursor into the ring."""
-
-    def __init__(self, ring: LogRing, caller: Caller) -> None:
-        self.caller = caller
-        self._ring = ring
-        self._cursor = ring.tail()
-        self._dismissed = False
-        self._waiting: Deferred[tuple[list[str], int]] | None = None
-
-    @property
-    def behind(self) -> bool:
-        """`next` will not have to wait."""
-        return self._ring.has(self._cursor)
-
-    async def next(self) -> list[str]:
-        """The next lines, at least one. Cancelling it is fine. Raises `Unauthenticated` if the key is none any more."""
-        try:
-            if not self._dismissed:
-                self._waiting = ensureDeferred(self._ring.follow(self._cursor))
-                lines, self._cursor = await self._waiting
-                return lines
-        except CancelledError:
-            if not self._dismissed:
-                raise
-        raise Unauthenticated(_GONE)
-
-    def dismiss(self) -> None:
-        """The caller's key is none any more: it ends at once."""
-        self._dismissed = True
-        if self._waiting is not None:
-            self._waiting.cancel()
+            raise Unauthenticated(GONE)
 
 
 def watched(method: Method) -> bool:

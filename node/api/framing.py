@@ -29,6 +29,21 @@ def delimited(body: bytes) -> Iterator[bytes]:
         position += length
 
 
+def arrived(data: bytes) -> tuple[list[bytes], bytes]:
+    """The messages that are whole at the beginning of a stream of them, and the rest, of which there is more to come.
+
+    Raises `InvalidRequest` for a length that is too long.
+    """
+    found, position = [], 0
+    while (begun := data[position : position + _MAX_VARINT]) and (len(begun) == _MAX_VARINT or min(begun) < 0x80):
+        length, begin = _varint(data, position)
+        if length > len(data) - begin:
+            break
+        found.append(data[begin : begin + length])
+        position = begin + length
+    return found, data[position:]
+
+
 def _varint(body: bytes, position: int) -> tuple[int, int]:
     value = 0
     for shift in range(_MAX_VARINT):

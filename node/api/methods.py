@@ -29,6 +29,7 @@ class Kind(Enum):
 
     UNARY = "one request, one reply"
     LOGS = "one request, a stream of log lines"
+    EVENTS = "one request, a stream of events"
     FEED = "a stream of requests, one reply"
 
 
@@ -88,12 +89,14 @@ METHODS: tuple[Method, ...] = (
         kind=Kind.FEED,
         cut=delimited,
     ),
+    Method("ListUsers", "list_users", ("GET",), "/users", scope=Scope.READ),
     Method("ListRoutingRules", "routing_rules", ("GET",), "/routing/rules", needs_backend=True, scope=Scope.READ),
     Method("GetBalancerInfo", "balancer_info", ("POST",), "/routing/balancer", needs_backend=True, scope=Scope.READ),
     Method("TestRoute", "test_route", ("POST",), "/routing/test", needs_backend=True, scope=Scope.READ),
     Method("AddRoutingRule", "add_routing_rule", ("PUT",), "/routing/rules", needs_backend=True),
     Method("RemoveRoutingRule", "remove_routing_rule", ("DELETE",), "/routing/rules", needs_backend=True),
     Method("OverrideBalancerTarget", "override_balancer", ("PUT",), "/routing/balancer/override", needs_backend=True),
+    Method("StreamEvents", "events", ("GET",), "/events", kind=Kind.EVENTS, scope=Scope.READ),
 )
 
 _SCOPES = {(verb, method.path): method.scope for method in METHODS for verb in method.verbs}

@@ -16,12 +16,16 @@ from node.api.feeds import ChunkFeed, UserFeed, require_few
 from node.backend.drain import Limits
 from node.backend.generations import Generations
 from node.backend.keepalive import KeepAlive
+from node.backend.listing import MOST as LISTED
 from node.backend.questions import Questions
 from node.backend.runner import Runner
 from node.contract.accounts import key_of
+from node.contract.counters import Scope as Counted
 from node.contract.driver import CountsOnline, Driver, Generation, MeasuresLatency, Routes
 from node.contract.routing import Routing
-from node.errors import Aborted, CoreFailed, UnknownName, Unsupported, shown
+from node.errors import Aborted, CoreFailed, InvalidRequest, UnknownName, Unsupported, shown
+from node.events.journal import Journal
+from node.keyfile import Scope
 from node.logs import Logger, LogRing
 from node.machine.system import SystemStats
 from node.periodic import Periodic, Warns
@@ -29,6 +33,7 @@ from node.reactor import PooledReactor
 from node.state.database import Changes, Saved
 from node.state.store import Store
 from node.traffic.polling import Traffic
+from node.traffic.totals import LASTING, Totals
 from protos import service_pb2
 from protos.service_pb2 import BackendType, BaseInfoResponse, Empty, StatRequest, SystemStatsResponse
 
@@ -39,7 +44,8 @@ class Policy:
 
     `stop_grace` is for deployed panels, which say Stop and then Start whenever they are touched. `outlive`: a backend
     goes on when its keep-alive is over. `poll`: between two readings of the counters. `drain`: for cores whose place
-    another one took. `upgrade`: a Start brings in a core whose files changed.
+    another one took. `upgrade`: a Start brings in a core whose files changed. `count_users`: bytes are summed up by
+    user, too.
     """
 
     stop_grace: float = 30.0
@@ -48,6 +54,7 @@ class Policy:
     poll: float = 10.0
     drain: Limits = field(default_factory=Limits)
     upgrade: bool = False
+    count_users: bool = False
 
 
 class Backend:
@@ -64,16 +71,24 @@ class Backend:
         store: Store,
         policy: Policy,
         others: Sequence[Warns] = (),
+        journal: Journal | None = None,
     ) -> None:
-        """`others` are parts of the node whose warnings `info` tells, too."""
+        """`others` are parts of the node whose warnings `info` tells, too. What happens is told to `journal`."""
+        self._journal = journal
         self._policy = policy
         self._ring = ring
         self._drivers = drivers
         self._system = system
         self._store = store
         self._generations = Generations()
-        self._traffic = Traffic(reactor, self._generations, self._is_user, store, policy.poll)
-        self._runner = Runner(reactor, ring, store, self._generations, self._traffic.read, policy.drain, policy.upgrade)
+        totals = Totals([*Counted] if policy.count_users else LASTING)
+        self._traffic = Traffic(reactor, self._generations, self._is_user, store, policy.poll, totals)
+        self._runner = Runner(
+            *(reactor, ring, store, self._generations, self._traffic.read),
+            limits=policy.drain,
+            upgrade=policy.upgrade,
+            journal=self._journal,
+        )
         self._questions = Questions(reactor, self._runner.current, self._generations)
         self._keep_alive = KeepAlive(reactor, self._expired)
         # Starts under way: while there are any nothing expires.
@@ -82,6 +97,26 @@ class Backend:
         self._noting = Periodic("noting what is left of keep-alive", self._note_keep_alive, policy.poll, reactor)
         self._telling: tuple[Warns, ...] = (store, self._traffic, self._runner, self._noting, system, *others)
         store.everything, store.found = self._everything, self._found
+
+    @property
+    def runner(self) -> Runner:
+        return self._runner
+
+    @property
+    def generations(self) -> Generations:
+        return self._generations
+
+    @property
+    def traffic(self) -> Traffic:
+        return self._traffic
+
+    @property
+    def warnings(self) -> list[str]:
+        """What an operator should know now."""
+        accepted = self._runner.accepted
+        warnings = [*(accepted.plan.warnings if accepted else ())]
+        warnings += [warning for part in self._telling for warning in part.warnings]
+        return warnings + (list(self._generations.current.warnings) if accepted and self._generations.current else [])
 
     def begin(self, saved: Saved) -> None:
         """Go on where an earlier node ended."""
@@ -179,6 +214,12 @@ class Backend:
     def sync_chunked(self) -> ChunkFeed:
         return ChunkFeed(self._runner.users)
 
+    async def list_users(self, request: service_pb2.ListUsersRequest, call: Call) -> service_pb2.ListUsersResponse:
+        if len(request.names) > LISTED:
+            raise InvalidRequest(f"more than {LISTED:,} names are asked for at once")
+        credentials = request.credentials and call.scope is Scope.ALL
+        return await self._runner.listing.page(request.after, request.limit, request.names, credentials)
+
     # Routing
 
     async def routing_rules(self, _: Empty, __: Call) -> service_pb2.RoutingRulesResponse:
@@ -229,9 +270,7 @@ class Backend:
     async def _info(self) -> BaseInfoResponse:
         accepted = self._runner.accepted
         driver = accepted.driver if accepted else self._drivers[min(self._drivers)]
-        warnings = [*(accepted.plan.warnings if accepted else ())]
-        warnings += [warning for part in self._telling for warning in part.warnings]
-        warnings += list(self._generations.current.warnings) if accepted and self._generations.current else []
+        warnings = self.warnings
         try:
             version = accepted.version if accepted else await driver.version()
         except CoreFailed as error:
@@ -249,7 +288,7 @@ class Backend:
 
     def _found(self, saved: Saved) -> None:
         """What an earlier node left, which may be read late."""
-        self._traffic.restore(saved.rows)
+        self._traffic.restore(saved.rows, saved.totals)
         if not self._runner.desired.loaded(saved) or not saved.request:
             return
         if saved.left is not None:
@@ -286,7 +325,11 @@ class Backend:
     def _everything(self) -> Changes:
         """All that has to outlive the node."""
         changes = self._runner.desired.everything()
-        changes.rows = {(row.scope, row.key): row for row in self._traffic.everything()}
+        if self._journal is not None:
+            changes.margins, changes.events = self._journal.everything()
+        rows, totals = self._traffic.everything()
+        changes.rows = {(row.scope, row.key): row for row in rows}
+        changes.totals = {(row.scope, row.key): row for row in totals}
         return changes
 
     def _note_keep_alive(self) -> None:

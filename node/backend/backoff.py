@@ -43,13 +43,15 @@ class Backoff:
         if self._since is None:
             self._since = self._reactor.seconds()
 
-    def later(self, action: Callable[[], None]) -> None:
-        """It is down. Call `action` when it is time to try again."""
+    def later(self, action: Callable[[], None]) -> float:
+        """It is down. Call `action` when it is time to try again, after the seconds that are returned."""
         if self._since is not None and self._reactor.seconds() - self._since >= STEADY:
             self._delays = delays()
         self._since = None
         self.cancel()
-        self._call = self._reactor.callLater(next(self._delays), action)
+        seconds = next(self._delays)
+        self._call = self._reactor.callLater(seconds, action)
+        return seconds
 
     def cancel(self) -> None:
         """No try is wanted."""

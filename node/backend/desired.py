@@ -97,6 +97,8 @@ class Desired:
         self._held: Held | None = None
         self.accepted: Accepted | None = None
         self.roster = no_users()
+        # How often a user was refused, by the node or a core, since the node began.
+        self.refusals = 0
 
     @property
     def target(self) -> Mapping[str, Accounts]:
@@ -168,6 +170,10 @@ class Desired:
         self._recorder.routing(self.accepted.routing.pack())
 
     # Users
+
+    async def wanted(self) -> Mapping[str, bytes]:
+        """All who are wanted, by key, as the roster keeps them; without a backend, those whom a resume brings back."""
+        return await self._recorder.left(self._in_pool) if self.accepted is None else self.roster.users
 
     def change(
         self, users: Sequence[User], change: Callable[[Roster], tuple[Pairs, list[Refusal]]]

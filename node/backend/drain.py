@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from twisted.internet.interfaces import IReactorTime
 
-from node.backend.faults import in_background
+from node.backend.faults import in_background, pid_of
 from node.backend.generations import Generations
 from node.backend.probation import SECONDS as PROBATION
 from node.contract.driver import Generation, Shares
 from node.errors import NodeError
+from node.events.journal import Tells
+from node.events.kinds import Kind
 from node.logs import Logger
 from node.machine.memory import available, resident
 from node.periodic import Periodic
@@ -45,18 +47,28 @@ class Drain:
         generations: Generations,
         limits: Limits,
         end: Callable[[Generation], Awaitable[None]],
+        journal: Tells,
     ) -> None:
         self._reactor = reactor
         self._generations = generations
         self._limits = limits
         self._end = end
+        self._journal = journal
         # Since when each drains.
         self._since: dict[Generation, float] = {}
+        # Of each, at the last look; and how many were ended before their time, since the node began.
+        self._connections: dict[Generation, int] = {}
+        self.dropped = 0
         self._looking = Periodic("looking after cores that drain", self._look, LOOK, reactor)
 
     @property
     def warnings(self) -> list[str]:
         return self._looking.warnings
+
+    @property
+    def connections(self) -> int:
+        """How many connections the runs that drain had when they were looked at last."""
+        return sum(self._connections.get(run, 0) for run in self._since)
 
     @property
     def full(self) -> bool:
@@ -68,7 +80,9 @@ class Drain:
         if not self._looking.running:
             self._looking.start()
         for run in self._generations.draining:
-            self._since.setdefault(run, self._reactor.seconds())
+            if run not in self._since:
+                self._since[run] = self._reactor.seconds()
+                self._journal.tell(Kind.DRAIN_BEGUN, "a core drains: another one took its place", **pid_of(run))
         self._forget()
         # Only now: what did not come up has ended nobody's connections, and has not waited for an end.
         for run in tuple(self._since)[: -self._limits.generations or None]:
@@ -103,17 +117,23 @@ class Drain:
         age = self._reactor.seconds() - since
         if age >= self._limits.timeout:
             await self._end_early(run, f"it has drained for {self._limits.timeout:g} s")
-        elif age >= SETTLED and isinstance(run, Shares) and not await run.connected():
-            await self._over(run)
+        elif isinstance(run, Shares):
+            self._connections[run] = await run.connected()
+            if age >= SETTLED and not self._connections[run]:
+                await self._over(run)
 
     async def _end_early(self, run: Generation, reason: str) -> None:
         # Meanwhile nobody else is to begin with it.
         self._since.pop(run, None)
         try:
-            count = str(await run.connected()) if isinstance(run, Shares) else "its"
+            ended = await run.connected() if isinstance(run, Shares) else 0
+            count = str(ended) if isinstance(run, Shares) else "its"
+            self.dropped += ended
         except NodeError as error:
             count = f"an unknown number ({error.text}) of"
         self.log.info("a core that drains is ended with {count} connections: {reason}", count=count, reason=reason)
+        text = f"a core that drained was ended with {count} connections: {reason}"
+        self._journal.tell(Kind.DRAIN_CUT, text, connections=count, reason=reason, **pid_of(run))
         await self._over(run)
 
     async def _over(self, run: Generation) -> None:
@@ -124,3 +144,4 @@ class Drain:
     def _forget(self) -> None:
         """Those that do not drain any more: they died, serve again, or are ended by others."""
         self._since = {run: since for run, since in self._since.items() if run in self._generations.draining}
+        self._connections = {run: count for run, count in self._connections.items() if run in self._since}

@@ -19,9 +19,12 @@ from node.backend.state import State, Status
 from node.contract.accounts import Change, Refusal, Unusable, diff, key_of
 from node.contract.driver import Applied, Generation, Lingers, Plan, Shares
 from node.errors import NodeError
+from node.events.users import UserEvents
 from node.logs import Logger
 from protos.service_pb2 import User
 
+# Users whom a line of the log names.
+LISTED = 20
 # Seconds after a removal in which the credential may stay in a core that keeps the user out.
 REFRESH = 3.0
 # Seconds after which another run is tried again that could not come in for that; and for which it waits at most rather
@@ -49,6 +52,7 @@ class Keeper:
         desired: Desired,
         generations: Generations,
         renewal: Renewal,
+        events: UserEvents,
         adopt: Callable[[Generation], None],
         doubt: Callable[[Generation], None],
     ) -> None:
@@ -59,6 +63,7 @@ class Keeper:
         self._desired = desired
         self._generations = generations
         self._renewal = renewal
+        self._events = events
         self._adopt = adopt
         self._doubt = doubt
         self._refreshing: IDelayedCall | None = None
@@ -68,6 +73,7 @@ class Keeper:
         self.settle: Callable[[Pairs], Deferred[list[Refusal]]] = reconciler.settle
         self.unsettled, self.idle, self._repair = reconciler.unsettled, reconciler.idle, reconciler.repair
         self._alone = reconciler.alone
+        self.busy, self.restless, self.reasons = reconciler.busy, reconciler.restless, reconciler.reasons
 
     @property
     def serves(self) -> bool:
@@ -145,6 +151,12 @@ class Keeper:
 
     async def apply(self, changes: list[Change]) -> Applied:
         """Have the run take these. What it keeps though it answers is left for another run, which does not know it."""
+        leaving = self._leaving(changes)
+        applied = await self._apply(changes)
+        self._tell_cut(leaving)
+        return applied
+
+    async def _apply(self, changes: list[Change]) -> Applied:
         run = self.run
         refused, left = await self._ask(changes)
         self.refresh_soon()
@@ -160,7 +172,8 @@ class Keeper:
             return Applied([], [])
         if kept := self.kept(changes, left):
             names = sorted({change.key for change in kept})
-            self.log.error("the core keeps users who were removed, and is ended: {names}", names=names)
+            told = "the core keeps {count} users who were removed, and is ended: {users}"
+            self.log.error(told, count=len(names), users=", ".join(names[:LISTED]))
         differ = {change.key for change in changes if self._packed(change) != change.packed}
         differ -= {change.key for change in kept}
         refused = [refusal for refusal in dict.fromkeys(refused) if key_of(refusal.email) in differ]
@@ -174,9 +187,21 @@ class Keeper:
             return []
         if not self.serves:
             return []
+        leaving = self._leaving(left)
         run, refused = await self._renewal.renew(self.run, left)
         self._take(run)
+        self._tell_cut(leaving)
         return refused
+
+    def _leaving(self, changes: Iterable[Change]) -> list[str]:
+        """Who is to be taken out of an inbound in which they are."""
+        return list(dict.fromkeys(change.key for change in changes if change.packed is None and self._packed(change)))
+
+    def _tell_cut(self, leaving: list[str]) -> None:
+        """Those of them who are in none any more."""
+        if self.serves:
+            there = self.run.accounts.values()
+            self._events.cut(key for key in leaving if not any(key in accounts for accounts in there))
 
     def _take(self, run: Generation) -> None:
         if run is not self.run:

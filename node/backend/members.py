@@ -15,6 +15,7 @@ from node.backend.settling import Settling
 from node.backend.state import Status
 from node.contract.accounts import Refusal, key_of
 from node.errors import NotInitialized, UsersRefused
+from node.events.users import UserEvents
 from protos.service_pb2 import User
 
 
@@ -22,23 +23,35 @@ class Members:
     """Adds, changes, removes and replaces users of the one backend."""
 
     def __init__(
-        self, status: Status, control: Control, desired: Desired, generations: Generations, settling: Settling
+        self,
+        status: Status,
+        control: Control,
+        desired: Desired,
+        generations: Generations,
+        settling: Settling,
+        events: UserEvents,
     ) -> None:
         self._status = status
         self._control = control
         self._desired = desired
         self._generations = generations
         self._settling = settling
+        self._events = events
         self.recorded = desired.recorded
 
     async def put(self, user: User) -> tuple[Pairs, list[Refusal]]:
         """Take one user into the desired set, behind what came before. `settle` applies them."""
         await self._control.settled()
-        return self._put([user], lambda roster: roster.put(user))
+        touched, refused = self._put([user], lambda roster: roster.put(user))
+        self._desired.refusals += len(refused)
+        return touched, refused
 
     async def settle(self, touched: Pairs) -> list[Refusal]:
         """Wait until what was touched is in force; what the core refused of it. A core on its way takes it along."""
-        return await self._settling.settle(touched)
+        refused = await self._settling.settle(touched)
+        self._desired.refusals += len(refused)
+        self._events.refused(refused)
+        return refused
 
     async def replace(self, users: Sequence[User]) -> None:
         """The users are these and no others. Raises `UsersRefused` after all others were applied."""
@@ -51,6 +64,7 @@ class Members:
             return
         await self._control.settled()
         touched, refused = self._put(users, lambda roster: roster.put_all(users))
+        self._desired.refusals += len(refused)
         refused = refused + await self.settle(touched)
         await self.recorded()
         raise_refused(refused)
@@ -70,6 +84,7 @@ class Members:
     ) -> tuple[Pairs, list[Refusal]]:
         self._require()
         touched, refused = self._desired.change(users, change)
+        self._events.refused(refused)
         # What was said before may not be in force.
         touched |= self._settling.differing({key_of(user.email) for user in users})
         if self._in_grace:
@@ -84,7 +99,10 @@ class Members:
             if self._in_grace:
                 in_background(self._settling.settle_all(), "users were not removed")
                 raise NotInitialized
-            raise_refused(refused + await self._settling.settle_all())
+            refused = refused + await self._settling.settle_all()
+            self._desired.refusals += len(refused)
+            self._events.refused(refused)
+            raise_refused(refused)
 
         try:
             await self._control.run(work)

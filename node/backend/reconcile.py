@@ -49,6 +49,10 @@ class Reconciler:
         self._asked: Pairs = set()
         # What a new run refused, of those that still differ at a repair.
         self._refused: set[Change] = set()
+        # What another run is to bring, while changes are collected for it.
+        self._left: Pairs = set()
+        # Why the core refused what was touched last of a user, by key.
+        self.reasons: dict[str, list[str]] = {}
         self._waiting: list[tuple[Pairs, Deferred[list[Refusal]]]] = []
         self._turn = DeferredLock()
         self._collecting: Deferred[None] | None = None
@@ -65,6 +69,14 @@ class Reconciler:
     def unsettled(self, differences: Iterable[Change]) -> Pairs:
         """What these are of, and what may not be as it should be when the batch under way is done."""
         return self._asked | pairs(differences)
+
+    def busy(self, touched: Pairs) -> bool:
+        """Whether some of this is under way."""
+        return not all(map(touched.isdisjoint, (self._dirty, self._asked, self._left)))
+
+    def restless(self) -> set[str]:
+        """The users, by key, of whom something is under way or was refused."""
+        return {key for some in (self._dirty, self._asked, self._left) for _, key in some} | self.reasons.keys()
 
     async def repair(self) -> None:
         """Settle whatever differs, but not what a new run refused: another one would end everybody's connections."""
@@ -99,17 +111,29 @@ class Reconciler:
         try:
             refused, left = await self._apply(dirty)
             if left:
+                self._left = pairs(left)
                 # What is dear takes along what comes soon.
                 await self._collect()
                 more, joined = self._take()
                 waiting += joined
+                dirty |= more
                 refused += await self._bring(pairs(left) | more)
         except Exception:  # noqa: BLE001 - handed to everybody who waits for it
             fault = Failure()
             for _, done in waiting:
                 done.errback(fault)
             return
+        finally:
+            self._left = set()
+        self._note(dirty, refused)
         _tell(waiting, refused)
+
+    def _note(self, dirty: Pairs, refused: list[Refusal]) -> None:
+        if self.reasons:
+            for _, key in dirty:
+                self.reasons.pop(key, None)
+        for refusal in dict.fromkeys(refused):
+            self.reasons.setdefault(key_of(refusal.email), []).append(refusal.reason)
 
     def _take(self) -> tuple[Pairs, list[tuple[Pairs, Deferred[list[Refusal]]]]]:
         dirty, self._dirty = self._dirty, set()

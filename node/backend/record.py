@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -41,6 +41,8 @@ class Recorder:
     def __init__(self, record: Record) -> None:
         self._record = record
         self._left: tuple[bytes, ...] = ()
+        # The same by key, once somebody has asked for it.
+        self._keyed: dict[str, bytes] | None = None
         self._request = self._routing = b""
         # The users of what ran since this node began; the record has them, and follows them.
         self._roster: Roster | None = None
@@ -49,6 +51,17 @@ class Recorder:
     def loaded(self, saved: Saved) -> None:
         """The record has this from an earlier node."""
         self._left, self._request, self._routing = saved.users, saved.request, saved.routing
+        self._keyed = None
+
+    async def left(self, in_pool: Callable[..., Awaitable[dict[str, bytes]]]) -> Mapping[str, bytes]:
+        """The users, by key, whom an earlier node left and who are not back yet. Of many they are read in the pool."""
+        if self._keyed is None:
+            left = self._left
+            keyed = await in_pool(_by_key, left)
+            if left is not self._left:
+                return {}  # something took their place meanwhile
+            self._keyed = keyed
+        return self._keyed
 
     def backend(self, request: bytes, routing: bytes, before: Roster, after: Roster) -> None:
         """A backend runs, with these users; `before` are those that the record has, if this node gave it a backend."""
@@ -91,13 +104,16 @@ class Recorder:
         """All that the record is to have of the backend, for one that has nothing of it."""
         if self._roster is not None:
             return Changes(request=self._request, routing=self._routing, users=dict(self._roster.users))
-        left: dict[str, bytes | None] = {key_of(User.FromString(packed).email): packed for packed in self._left}
-        return Changes(request=self._request, routing=self._routing, users=left)
+        return Changes(request=self._request, routing=self._routing, users={**_by_key(self._left)})
 
     def _replace(self, request: bytes, routing: bytes, roster: Roster | None) -> None:
-        self._left, self._request, self._routing = (), request, routing
+        self._left, self._keyed, self._request, self._routing = (), None, request, routing
         self._roster, self.untouched = roster, False
 
     async def kept(self) -> None:
         """Wait until what was said outlives the node: an answer is a promise."""
         await self._record.flush()
+
+
+def _by_key(users: Iterable[bytes]) -> dict[str, bytes]:
+    return {key_of(User.FromString(packed).email): packed for packed in users}

@@ -5,9 +5,11 @@ A user is kept as the serialised message: at 100,000 users objects would cost hu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from ipaddress import ip_address
+from itertools import count
 from typing import NamedTuple, TypeVar
 
 from node.contract.accounts import Account, AccountOf, Accounts, Refusal, Unusable, key_of
@@ -18,6 +20,10 @@ L = TypeVar("L")
 V = TypeVar("V")
 
 Tags = tuple[str, ...]
+
+
+# No number comes again, also after the node's next start.
+_REVISIONS = count(secrets.randbits(62))
 
 
 class Supplied(NamedTuple):
@@ -46,6 +52,8 @@ class Roster:
 
     def __init__(self, tags: Iterable[str], account_of: AccountOf) -> None:
         self.users: dict[str, bytes] = {}
+        # Another one whenever the users are others.
+        self.revision = next(_REVISIONS)
         self.target: dict[str, Accounts] = {tag: {} for tag in tags}
         self._account_of = account_of
         # Per inbound: whose each credential and address is, and who waits behind them (rarely anybody).
@@ -84,7 +92,7 @@ class Roster:
     def _read(self, users: Iterable[User]) -> tuple[Supplied, list[Refusal]]:
         """Those of a set who can be here, and who cannot whatever the others are."""
         refused: list[Refusal] = []
-        supplied, known = Supplied({}, [], []), lru_cache(self._known)
+        supplied, known = Supplied({}, [], []), lru_cache(self.known)
         for key, user in one_spelling(users, refused).items():
             try:
                 check_email(user.email)
@@ -121,7 +129,7 @@ class Roster:
         self.users = supplied.packed
         return refused
 
-    def _known(self, tags: Tags) -> Tags:
+    def known(self, tags: Tags) -> Tags:
         """Of these inbounds those that are here, each once."""
         return tuple(tag for tag in dict.fromkeys(tags) if tag in self.target)
 
@@ -138,7 +146,7 @@ class Roster:
         except Unusable as error:
             return set(), [Refusal(email, str(error))]
         key, named = key_of(email), tuple(user.inbounds)
-        tags = self._known(named)
+        tags = self.known(named)
         if not tags:
             return self.remove(key), []
         packed = normal(user, named).SerializeToString()
@@ -146,6 +154,7 @@ class Roster:
             return set(), self._refusals(key, user, tags)
         touched, refused = self.remove(key), list[Refusal]()
         self.users[key] = packed
+        self.revision = next(_REVISIONS)
         self._enter(key, user, tags, refused)
         touched.update((tag, key) for tag in tags if key in self._credential[tag])
         return touched, refused
@@ -169,6 +178,7 @@ class Roster:
         """Forget a user: the (tag, key) pairs touched, with those of users who get in by that."""
         if self.users.pop(key, None) is None:
             return set()
+        self.revision = next(_REVISIONS)
         touched = set()
         for tag in self.target:
             touched |= self._release(tag, key)
@@ -251,6 +261,13 @@ class Roster:
             if key not in self.target[tag] and self._account(tag, user, refused) is not None:
                 refused.append(self._taken(tag, key, user.email))
         return refused
+
+    def outside(self, key: str, user: User) -> Iterator[str]:
+        """Why this user of the roster is not wanted in inbounds that they name: each inbound and the reason."""
+        for tag in self.known(tuple(user.inbounds)):
+            if key not in self.target[tag]:
+                refused = self._refusals(key, user, (tag,))
+                yield refused[0].reason if refused else f"{tag}: the user has no credential for it"
 
 
 def _copied(dicts: Mapping[K, Mapping[L, V]]) -> dict[K, dict[L, V]]:

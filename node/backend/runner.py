@@ -17,18 +17,22 @@ from node.backend.desired import Accepted, Desired, Fingerprint, without_users
 from node.backend.drain import Drain, Limits
 from node.backend.faults import as_told, in_background, leave_out
 from node.backend.generations import Generations
+from node.backend.listing import Listing
 from node.backend.members import Members
 from node.backend.record import Record
 from node.backend.replace import Replacement
 from node.backend.roster import Roster
 from node.backend.routing import Router
 from node.backend.state import State, Status
-from node.backend.supervisor import START_TIMEOUT, Supervisor
+from node.backend.supervisor import START_TIMEOUT, Happened, Supervisor
 from node.backend.wind_down import WindDown
 from node.contract.accounts import Refusal
 from node.contract.driver import Driver, Generation, Plan
 from node.contract.routing import Routing
 from node.errors import CoreFailed, InvalidConfig, NodeError, NotStarted, ShuttingDown
+from node.events.journal import Journal
+from node.events.kinds import Kind
+from node.events.users import UserEvents
 from node.logs import LogRing
 from node.reactor import PooledReactor
 from node.waiting import both
@@ -46,7 +50,7 @@ UNCHANGED = Routing()
 
 
 class Runner:
-    """One backend at most. `users` changes who may use it."""
+    """One backend at most. `users` changes who may use it, `listing` tells of them."""
 
     def __init__(
         self,
@@ -57,23 +61,39 @@ class Runner:
         read: Callable[[Generation], Awaitable[bool]],
         limits: Limits = DRAIN,
         upgrade: bool = False,
+        journal: Journal | None = None,
     ) -> None:
-        """With `upgrade` an equal Start brings in a core whose files are others on disk by now."""
+        """With `upgrade` an equal Start brings in a core whose files are others on disk by now.
+
+        Without a `journal` what happens is told to nobody but the ring.
+        """
         self._reactor = reactor
         self._ring = ring
         self._generations = generations
         self._upgrade = upgrade
         self._control = Control()
-        self.status = Status(ring)
+        self._journal = journal or Journal(reactor)
+        self._events = UserEvents(self._journal, reactor)
+        self.status = Status(ring, self._journal)
         self.desired = Desired(reactor, record)
         wind_down = WindDown(reactor, generations, read)
-        drain = Drain(reactor, generations, limits, wind_down.end)
+        drain = Drain(reactor, generations, limits, wind_down.end, self._journal)
         replacement = Replacement(reactor, generations, wind_down, drain)
         self._supervisor = Supervisor(
-            reactor, ring, self.status, self._control, self.desired, generations, replacement, drain
+            reactor,
+            ring,
+            self.status,
+            self._control,
+            self.desired,
+            generations,
+            replacement,
+            drain,
+            self._journal,
+            self._events,
         )
         self._settling = self._supervisor.settling
-        self.users = Members(self.status, self._control, self.desired, generations, self._settling)
+        self.users = Members(self.status, self._control, self.desired, generations, self._settling, self._events)
+        self.listing = Listing(reactor, self.status, self.desired, generations, self._settling)
         self.router = Router(self.status, self._control, self.desired, generations, self._settling)
         self._resuming = Backoff(reactor)
         self._grace: IDelayedCall | None = None
@@ -88,7 +108,11 @@ class Runner:
             await self._start(driver, request, settled)
             self._settling.require_out()
 
-        await self._control.run(work, request, core=True)
+        try:
+            await self._control.run(work, request, core=True)
+        except InvalidConfig as error:
+            self._journal.tell(Kind.CONFIG_REFUSED, error.text, reason=error.text)
+            raise
         await self.desired.recorded()
 
     async def resume(
@@ -117,7 +141,10 @@ class Runner:
     async def close(self) -> None:
         """The node ends: the core goes, and no other comes before the next node's, which resumes it."""
         self._closed = True
-        await self.stop("the node is shutting down")
+        try:
+            await self.stop("the node is shutting down")
+        finally:
+            self._events.close()
 
     def current(self) -> Generation:
         """The core to ask, while a Start is under way the one that still serves.
@@ -136,6 +163,11 @@ class Runner:
     def accepted(self) -> Accepted | None:
         """What was accepted last, unless it was stopped."""
         return None if self.status.stopped else self.desired.accepted
+
+    @property
+    def happened(self) -> Happened:
+        """What became of cores and connections since the node began."""
+        return self._supervisor.happened
 
     @property
     def warnings(self) -> list[str]:
@@ -279,7 +311,8 @@ class Runner:
     def _tell(self, refused: list[Refusal], warnings: Iterable[str] = ()) -> None:
         for warning in warnings:
             self._ring.event(warning)
-        leave_out(self._ring, refused)
+        self.desired.refusals += len(refused)
+        leave_out(self._ring, self._events, refused)
 
     # A Stop
 

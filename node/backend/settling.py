@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from itertools import chain
+from typing import NamedTuple
 
 from twisted.internet.defer import Deferred
 
@@ -21,6 +22,17 @@ from node.waiting import together
 LISTED = 20
 
 _Differences = Mapping[Keeper, list[Change]]
+
+
+class Unsettled(NamedTuple):
+    """Of one user: inbounds that a core still lets them into though it should not, or by what it should not.
+
+    `busy`: a change of them is under way. `refused`: why the core did not take the last one.
+    """
+
+    leaving: list[str]
+    busy: bool
+    refused: list[str]
 
 
 class Settling:
@@ -83,6 +95,20 @@ class Settling:
         for keeper in self._draining:
             here |= {(change.tag, change.key) for change in keeper.changes(keeper.touched(keys))}
         return here
+
+    def unsettled(self, key: str) -> Unsettled:
+        """What of this user is not as it should be."""
+        leaving, busy, refused = set[str](), False, list[str]()
+        for keeper in self._keepers:
+            touched = keeper.touched((key,))
+            leaving.update(change.tag for change in keeper.kept(keeper.changes(touched)))
+            busy = busy or keeper.busy(touched)
+            refused += keeper.reasons.get(key, ())
+        return Unsettled(sorted(leaving), busy, list(dict.fromkeys(refused)))
+
+    def restless(self) -> set[str]:
+        """The users, by key, of whom something is under way or was refused."""
+        return set[str]().union(*(keeper.restless() for keeper in self._keepers))
 
     async def repair(self, run: Generation) -> None:
         """Bring a run to what is wanted, whatever it has refused or lost."""

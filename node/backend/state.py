@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 
 from node.errors import CoreFailed, NotInitialized, NotStarted
+from node.events.journal import Tells
+from node.events.kinds import Kind
 from node.logs import Logger, LogRing
 
 
@@ -30,22 +32,34 @@ NEXT = {
 }
 
 
+_KINDS = {
+    State.STOPPED: Kind.STOPPED,
+    State.STARTING: Kind.STARTING,
+    State.RUNNING: Kind.RUNNING,
+    State.RESTARTING: Kind.RESTARTING,
+    State.FAILED: Kind.FAILED,
+}
+
+
 class Status:
     """The state of the one backend and the reason for it."""
 
     log = Logger()
 
-    def __init__(self, ring: LogRing) -> None:
+    def __init__(self, ring: LogRing, journal: Tells) -> None:
         self._ring = ring
+        self._journal = journal
         self.state = State.STOPPED
         self.reason = ""
 
     def enter(self, state: State, reason: str = "") -> None:
-        """Enter a state: `info` tells it, and so do the logs."""
+        """Enter a state: `info` tells it, and so do the logs and the events."""
         if state not in NEXT[self.state]:
             raise AssertionError(f"a backend that is {self.state} cannot be {state} next")
         self.state, self.reason = state, reason
-        self._ring.event(f"backend {state}" + (f": {reason}" if reason else ""))
+        said = f"backend {state}" + (f": {reason}" if reason else "")
+        self._ring.event(said)
+        self._journal.tell(_KINDS[state], said, **({"reason": reason} if reason else {}))
         self.log.info("backend {state} {reason}", state=str(state), reason=reason)
 
     @property

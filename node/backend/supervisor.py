@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from twisted.internet.interfaces import IReactorTime
 
 from node.backend.backoff import Backoff
 from node.backend.control import Control, Settled
 from node.backend.desired import Accepted, Desired
 from node.backend.drain import Drain
-from node.backend.faults import as_told, in_background, leave_out
+from node.backend.faults import as_told, in_background, leave_out, pid_of
 from node.backend.generations import Generations
 from node.backend.health import Watch
 from node.backend.keeper import Keeper
@@ -17,12 +20,32 @@ from node.backend.renewal import Renewal
 from node.backend.replace import Replacement
 from node.backend.settling import Settling
 from node.backend.state import State, Status
-from node.contract.driver import Exit, Generation, NotShared, Routes, Shares
+from node.contract.driver import Cuts, Exit, Generation, NotShared, Routes, Shares
 from node.errors import CoreFailed, InvalidConfig, NodeError
+from node.events.journal import Tells
+from node.events.kinds import Kind
+from node.events.users import UserEvents
 from node.logs import Logger, LogRing
 
 # Seconds that a core may take to come up.
 START_TIMEOUT = 8.0
+# Why a core that is wanted went away, beside the kinds of `Exit`; the last one is of one that did not come up again.
+HUNG, NOT_STARTED = "hung", "not_started"
+REASONS = ("exit", "signal", HUNG, NOT_STARTED)
+
+
+@dataclass(frozen=True)
+class Happened:
+    """What became of cores and their connections since the node began.
+
+    `losses`: cores that were wanted and went away, by reason. `cut`: connections of removed users. `dropped`: those
+    that were ended with a core that drained. `draining`: those that such cores have now.
+    """
+
+    losses: Mapping[str, int]
+    cut: int
+    dropped: int
+    draining: int
 
 
 class Supervisor:
@@ -40,6 +63,8 @@ class Supervisor:
         generations: Generations,
         replacement: Replacement,
         drain: Drain,
+        journal: Tells,
+        events: UserEvents,
     ) -> None:
         self._reactor = reactor
         self._ring = ring
@@ -49,6 +74,8 @@ class Supervisor:
         self._generations = generations
         self._replacement = replacement
         self._drain = drain
+        self._journal = journal
+        self._events = events
         self._backoff = Backoff(reactor)
         self._renewal = Renewal(status, desired, generations, replacement, self._again)
         self.settling = Settling(status, desired, generations, self._keeper)
@@ -56,12 +83,21 @@ class Supervisor:
         self._probation = Probation(reactor, generations, self._hung)
         # Why the run that took over last did not hold, if it did not.
         self._returned = ""
+        self._losses = dict.fromkeys(REASONS, 0)
+        self._hanging: set[Generation] = set()
+        # Connections of removed users that were ended by runs that are gone.
+        self._cut = 0
 
     @property
     def warnings(self) -> list[str]:
         """What an operator should know about the runs: what is not watched, did not hold, or ended connections."""
         told = [f"the last change ended all connections: {obstacle}" for obstacle in self._replacement.obstacles]
         return [*filter(None, [self._returned]), *told, *self._watch.warnings, *self._drain.warnings]
+
+    @property
+    def happened(self) -> Happened:
+        cut = self._cut + sum(map(_cut_by, self._generations.counting))
+        return Happened(dict(self._losses), cut, self._drain.dropped, self._drain.connections)
 
     async def run(self, deadline: float) -> None:
         """Have what is accepted run, in the place of what ran. Raises what `Replacement.bring` raises."""
@@ -79,6 +115,7 @@ class Supervisor:
             if self._status.stopped:
                 raise  # a Stop ended it
             reason = as_told(error)
+            self._losses[NOT_STARTED] += 1
             self._again(reason)
             return reason
         await self.settling.settle_start()
@@ -122,7 +159,7 @@ class Supervisor:
             await self.catch_up(run)
 
     def _keeper(self, run: Generation) -> Keeper:
-        around = self._status, self._desired, self._generations, self._renewal
+        around = self._status, self._desired, self._generations, self._renewal, self._events
         # One that another run has just taken the place of may be of what was accepted before.
         before = None if run is self._generations.current else self._desired.before
         accepted = before or self._desired.accepted
@@ -141,15 +178,28 @@ class Supervisor:
             self._drain.begin()
         self._backoff.served()
         self._watch.begin(run)
-        run.when_exited().addCallback(self._exited, run)
+        self._tell_started(run)
+        run.when_exited().addCallback(self._exited, run, pid_of(run))
         in_background(self.catch_up(run), "the routing of the core is not as it is to be")
 
-    def _exited(self, ended: Exit, run: Generation) -> None:
+    def _tell_started(self, run: Generation) -> None:
+        accepted = self._desired.accepted
+        assert accepted is not None
+        core, version = accepted.driver.name, accepted.version
+        text = f"a process of {core} {version} serves"
+        self._journal.tell(Kind.CORE_STARTED, text, core=core, version=version, **pid_of(run))
+
+    def _exited(self, ended: Exit, run: Generation, pid: dict[str, object]) -> None:
         """A process is gone. If nobody asked it to go it comes again, or the one before it serves again."""
         was_current, way_back = run is self._generations.current, self._probation.way_back(run)
-        self._generations.gone(run)
+        self._cut += _cut_by(run) if run in self._generations.counting else 0
+        unasked = self._generations.gone(run)
+        self._journal.tell(Kind.CORE_EXITED if unasked else Kind.CORE_ENDED, ended.reason, reason=ended.reason, **pid)
+        hung = run in self._hanging
+        self._hanging.discard(run)
         if not (was_current and self._status.running):
             return
+        self._losses[HUNG if hung else ended.kind] += 1
         reason = CoreFailed(ended.reason)
         if way_back:
             self._go_back(way_back, reason)
@@ -195,7 +245,7 @@ class Supervisor:
             self.log.warn("the core before cannot be taken back: {reason}", reason=str(error))
             return False
         if other:
-            leave_out(self._ring, await self._desired.revert(await self._as_it_is(taken.accepted)))
+            leave_out(self._ring, self._events, await self._desired.revert(await self._as_it_is(taken.accepted)))
         if taken.before not in self._generations.draining:
             return False
         self._generations.adopt(taken.before)
@@ -234,9 +284,10 @@ class Supervisor:
             self._status.enter(State.FAILED, reason.text)
             return
         self._status.enter(State.RESTARTING, reason.text)
-        self._backoff.later(
+        seconds = self._backoff.later(
             lambda: in_background(self._control.run(self._restart, core=True), "the core was not started again")
         )
+        self._journal.tell(Kind.CORE_RETRY, f"the core is started again in {seconds:g} s", seconds=f"{seconds:g}")
 
     async def _restart(self, settled: Settled) -> None:
         settled()
@@ -246,4 +297,10 @@ class Supervisor:
     def _hung(self, run: Generation, reason: str) -> None:
         """It lives and does not answer: as good as gone."""
         self._ring.event(f"the core is ended: {reason}")
+        self._hanging.add(run)
+        self._journal.tell(Kind.CORE_HUNG, f"the core is ended: {reason}", reason=reason, **pid_of(run))
         run.kill()
+
+
+def _cut_by(run: Generation) -> int:
+    return run.cut if isinstance(run, Cuts) else 0

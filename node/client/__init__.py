@@ -4,7 +4,8 @@
 """
 
 from node.client.client import DEADLINE, Client, connect
-from node.client.failures import DeadlineExceeded, NoReply, UnexpectedReply, Unreachable
+from node.client.events import EventStream
+from node.client.failures import DeadlineExceeded, NoReply, StreamEnded, UnexpectedReply, Unreachable
 from node.client.logs import LogStream
 from node.client.target import Target
 
@@ -12,8 +13,10 @@ __all__ = [
     "DEADLINE",
     "Client",
     "DeadlineExceeded",
+    "EventStream",
     "LogStream",
     "NoReply",
+    "StreamEnded",
     "Target",
     "UnexpectedReply",
     "Unreachable",

@@ -1,10 +1,12 @@
-"""The body of a REST response as it comes: whole, or line by line."""
+"""The body of a REST response as it comes: whole, line by line, or event by event."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import Any, Generic, TypeVar
 
+from google.protobuf.message import DecodeError
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.protocol import Protocol, connectionDone
@@ -12,9 +14,15 @@ from twisted.python.failure import Failure
 from twisted.web.client import ResponseDone
 from twisted.web.iweb import IResponse
 
+from node.api.framing import arrived
 from node.api.methods import MAX_BODY
-from node.client.failures import NoReply, UnexpectedReply, Unreachable
+from node.client.failures import NoReply, StreamEnded, UnexpectedReply, Unreachable
 from node.client.inbox import Inbox
+from node.client.line import Line
+from node.errors import InvalidRequest
+from protos.service_pb2 import Event
+
+T = TypeVar("T")
 
 # Seconds without a byte, where there is a heartbeat every 15.
 SILENCE = 45.0
@@ -63,38 +71,34 @@ async def whole(response: IResponse) -> bytes:
     return bytes(found)
 
 
-class LogBody:
-    """The lines of `GET /logs` on their way to `inbox`. With `events` they are Server-Sent Events, with heartbeats."""
+class StreamBody(Generic[T]):
+    """What comes without an end, on its way to `inbox`. With `beats` the node says in silence that it lives."""
 
-    def __init__(self, reactor: IReactorTime, response: IResponse, events: bool) -> None:
+    def __init__(self, reactor: IReactorTime, response: IResponse, beats: bool) -> None:
         self._reactor = reactor
-        self._events = events
+        self._beats = beats
         self._tail = b""
         self._watch: IDelayedCall | None = None
         self._body = Body(self._take)
-        self.inbox = Inbox(reactor, self._body.done.cancel)
+        self.inbox: Inbox[T] = Inbox(reactor, self._body.done.cancel)
         self._body.done.addCallbacks(self._over, self._broken)
         response.deliverBody(self._body)
         self._listen()
 
+    def _read(self, data: bytes) -> tuple[Iterable[T], bytes]:
+        """What is whole of what came, and the rest. Raises `UnexpectedReply`."""
+        raise NotImplementedError
+
     def _take(self, data: bytes) -> None:
-        head, newline, self._tail = (self._tail + data).rpartition(b"\n")
+        found, self._tail = self._read(self._tail + data)
         if len(self._tail) > MAX_LINE:
-            raise UnexpectedReply(f"a log line of more than {MAX_LINE} bytes")
-        if newline:
-            self.inbox.put(self._lines(head.decode("utf-8", "replace").split("\n")))
+            raise UnexpectedReply(f"a log line or an event of more than {MAX_LINE} bytes")
+        self.inbox.put(found)
         self._listen()
         if self.inbox.full:
             self._unlisten()
             self._body.transport.pauseProducing()
             self.inbox.room().addCallback(self._go_on)
-
-    def _lines(self, raw: list[str]) -> Iterator[str]:
-        for line in raw:
-            if not self._events:
-                yield line.removesuffix("\r")
-            elif line.startswith("data:"):
-                yield line.removesuffix("\r").removeprefix("data:").removeprefix(" ")
 
     def _go_on(self, _: None) -> None:
         self._listen()
@@ -103,7 +107,7 @@ class LogBody:
     def _listen(self) -> None:
         """A node that is gone without a word sends no heartbeat any more."""
         self._unlisten()
-        if self._events and not self._body.done.called:
+        if self._beats and not self._body.done.called:
             self._watch = self._reactor.callLater(SILENCE, self._silent)
 
     def _unlisten(self) -> None:
@@ -116,9 +120,47 @@ class LogBody:
 
     def _over(self, _: None) -> None:
         self._unlisten()
-        self.inbox.end(Unreachable("the node has ended the stream"))
+        self.inbox.end(StreamEnded())
 
     def _broken(self, failure: Failure) -> None:
         self._unlisten()
         error = failure.value
         self.inbox.end(error if isinstance(error, NoReply) else Unreachable(f"the stream broke: {error}"))
+
+
+class LogBody(StreamBody[Line]):
+    """The lines of `GET /logs`. With `events` they are Server-Sent Events, with heartbeats and places."""
+
+    def __init__(self, reactor: IReactorTime, response: IResponse, events: bool) -> None:
+        self._events = events
+        super().__init__(reactor, response, beats=events)
+
+    def _read(self, data: bytes) -> tuple[Iterable[Line], bytes]:
+        data = data.replace(b"\r\n", b"\n")
+        # An event is whole with the empty line behind it.
+        end = b"\n\n" if self._events else b"\n"
+        head, ended, tail = data.rpartition(end)
+        raw = head.decode("utf-8", "replace").split(end.decode()) if ended else []
+        return (chain.from_iterable(map(_lines, raw)) if self._events else map(Line, raw)), tail
+
+
+def _lines(event: str) -> Iterator[Line]:
+    """Those of one event, which is one; a comment has none."""
+    fields = [line.partition(":") for line in event.split("\n")]
+    place = next((value.removeprefix(" ") for name, _, value in fields if name == "id"), "")
+    return (Line(value.removeprefix(" "), place) for name, _, value in fields if name == "data")
+
+
+class EventBody(StreamBody[Event]):
+    """The events of `GET /events`, each behind its length; those that are empty are heartbeats."""
+
+    def __init__(self, reactor: IReactorTime, response: IResponse) -> None:
+        super().__init__(reactor, response, beats=True)
+
+    def _read(self, data: bytes) -> tuple[Iterable[Event], bytes]:
+        try:
+            bodies, rest = arrived(data)
+            events = [Event.FromString(body) for body in bodies]
+        except (InvalidRequest, DecodeError) as error:
+            raise UnexpectedReply(f"this is no stream of events: {error}") from error
+        return [event for event in events if event.kind], rest

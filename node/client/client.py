@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from weakref import WeakSet
@@ -15,7 +15,9 @@ from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 
 from node.aio import Aio
 from node.api.methods import METHODS
+from node.client.events import EventStream
 from node.client.failures import DeadlineExceeded, UnexpectedReply
+from node.client.inbox import Inbox
 from node.client.logs import LogStream
 from node.client.rest import RestTransport
 from node.client.rpc import RpcTransport
@@ -27,6 +29,8 @@ from protos import service_pb2 as pb
 DEADLINE = 30.0
 # Bytes of one chunk of users: far below what any gRPC server takes by default.
 CHUNK = 1024 * 1024
+# Names that one request asks for.
+NAMES = 1000
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
@@ -58,7 +62,7 @@ class Client:
         self._reactor = reactor
         self._transport = transport
         self._deadline = deadline
-        self._streams: WeakSet[LogStream] = WeakSet()
+        self._streams: WeakSet[LogStream | EventStream] = WeakSet()
 
     def within(self, seconds: float) -> Client:
         """The same client with another deadline for each call: `await client.within(5).info()`."""
@@ -67,7 +71,7 @@ class Client:
         return other
 
     async def close(self) -> None:
-        """End all that is open, log streams too."""
+        """End all that is open, streams too."""
         for stream in tuple(self._streams):
             stream.close()
         await self._transport.close()
@@ -93,7 +97,27 @@ class Client:
 
     def logs(self, patience: float = math.inf) -> LogStream:
         """Log lines, for `async with`. `patience`: seconds in which a connection that broke has to be back."""
-        stream = LogStream(self._reactor, lambda: self._timed(self._transport.lines(_METHODS["GetLogs"])), patience)
+        lines = self._transport.lines
+        stream = LogStream(self._reactor, lambda last: self._timed(lines(_METHODS["GetLogs"], last)), patience)
+        self._streams.add(stream)
+        return stream
+
+    def events(
+        self,
+        since: int = 0,
+        epoch: str = "",
+        kinds: Iterable[str] = (),
+        *,
+        follow: bool = True,
+        patience: float = math.inf,
+    ) -> EventStream:
+        """Events behind a number, for `async with`; without `follow` those that there are. `patience` as for `logs`."""
+
+        async def connected(request: pb.EventsRequest) -> Inbox[pb.Event]:
+            return await self._timed(self._transport.events(_METHODS["StreamEvents"], request))
+
+        request = pb.EventsRequest(since=since, epoch=epoch, kinds=kinds, follow=follow)
+        stream = EventStream(self._reactor, connected, request, patience)
         self._streams.add(stream)
         return stream
 
@@ -137,6 +161,25 @@ class Client:
         However it is sent, the node takes no more than 64 MiB together.
         """
         await self.call("SyncUsersChunked", pb.Empty, *chunks(users, size))
+
+    async def list_users(
+        self, after: str = "", limit: int = 0, names: Iterable[str] = (), credentials: bool = False
+    ) -> pb.ListUsersResponse:
+        """A page of them; `next` of the reply is `after` of the next one. See `all_users`."""
+        request = pb.ListUsersRequest(after=after, limit=limit, names=names, credentials=credentials)
+        return await self.call("ListUsers", pb.ListUsersResponse, request)
+
+    async def all_users(
+        self, names: Sequence[str] = (), credentials: bool = False
+    ) -> AsyncIterator[pb.ListUsersResponse]:
+        """All pages. Where one has another `revision` than that before it, the users changed meanwhile."""
+        parts = [names[begin : begin + NAMES] for begin in range(0, len(names), NAMES)] or [()]
+        for part in parts:
+            after, more = "", True
+            while more:
+                page = await self.list_users(after, names=part, credentials=credentials)
+                yield page
+                after, more = page.next, bool(page.next)
 
     # Routing
 

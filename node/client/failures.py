@@ -27,6 +27,13 @@ class Unreachable(NoReply):
     code, http, grpc = "unreachable", 503, "UNAVAILABLE"
 
 
+class StreamEnded(Unreachable):
+    """The node has ended a stream in good order."""
+
+    def __init__(self) -> None:
+        super().__init__("the node has ended the stream")
+
+
 class DeadlineExceeded(NoReply):
     """The answer is not here in time. The node may still do what was asked."""
 

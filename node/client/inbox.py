@@ -1,18 +1,21 @@
-"""Lines on their way from a stream to its reader, on the reactor."""
+"""What is on its way from a stream to its reader, on the reactor: lines, or events."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
+T = TypeVar("T")
+
 # Lines that wait to be taken; whoever puts more is asked to wait.
 ROOM = 5_000
 
 
-class Inbox:
+class Inbox(Generic[T]):
     """Lines that came and were not taken yet. Its one reader may give up waiting at any time, and loses nothing by it.
 
     `close` tells whoever fills it that no more are wanted.
@@ -21,7 +24,7 @@ class Inbox:
     def __init__(self, reactor: IReactorTime, close: Callable[[], None] = lambda: None) -> None:
         self.close = close
         self._reactor = reactor
-        self._lines: list[str] = []
+        self._lines: list[T] = []
         self._error: BaseException | None = None
         self._reader: Deferred[None] | None = None
         self._writer: Deferred[None] | None = None
@@ -30,7 +33,7 @@ class Inbox:
     def full(self) -> bool:
         return len(self._lines) >= ROOM
 
-    def put(self, lines: Iterable[str]) -> None:
+    def put(self, lines: Iterable[T]) -> None:
         self._lines.extend(lines)
         if self._lines:
             self._wake_reader()
@@ -55,7 +58,7 @@ class Inbox:
             writer.callback(None)
         return writer
 
-    async def take(self, wait: float | None = None) -> list[str]:
+    async def take(self, wait: float | None = None) -> list[T]:
         """All lines that are here, else the next ones; none if none come within `wait` seconds. Raises the error."""
         if not self._lines and self._error is None:
             await self._arrival(wait)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 from node.aio import Aio  # first: it sets gRPC's environment
 
@@ -16,14 +16,16 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
 from node.api.methods import MAX_BODY, SERVICE, Kind, Method
-from node.client.failures import Unreachable, of_grpc
+from node.client.failures import StreamEnded, of_grpc
 from node.client.inbox import Inbox
+from node.client.line import LAST, Line
 from node.client.target import Target
-from protos.service_pb2 import Log
+from protos.service_pb2 import Event, Log
 
-# Log lines that may wait for the reactor.
+# Log lines, or events, that may wait for the reactor.
 BATCH = 1_000
 T = TypeVar("T")
+Metadata = tuple[tuple[str, str], ...]
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_BODY),
@@ -52,14 +54,24 @@ class RpcTransport:
         self._address = target.address
         self._metadata = tuple(target.credentials().items())
         self._credentials = grpc.ssl_channel_credentials(target.certificates())
+        named = [("grpc.ssl_target_name_override", target.certificate_name)] if target.certificate_name else []
+        self._options = [*_OPTIONS, *named]
         self._channel: Any = None
 
     async def call(self, method: Method, messages: Sequence[Message]) -> bytes:
         return await self._aio.run(self._call(method, [message.SerializeToString() for message in messages]))
 
-    async def lines(self, method: Method) -> Inbox:
-        stream = await self._aio.run(self._open(method))
-        inbox = Inbox(self._reactor)
+    async def lines(self, method: Method, last: str) -> Inbox[Line]:
+        return await self._stream(method, b"", _line, ((LAST, last),))
+
+    async def events(self, method: Method, request: Message) -> Inbox[Event]:
+        return await self._stream(method, request.SerializeToString(), Event.FromString)
+
+    async def _stream(
+        self, method: Method, request: bytes, read: Callable[[bytes], T], more: Metadata = ()
+    ) -> Inbox[T]:
+        stream = await self._aio.run(self._open(method, request, read, more))
+        inbox: Inbox[T] = Inbox(self._reactor)
         relay = Deferred.fromCoroutine(self._relay(method, stream, inbox))
         relay.addErrback(inbox.fail)
 
@@ -77,7 +89,7 @@ class RpcTransport:
         if self._owned and self._aio.running:
             self._aio.stopService()
 
-    async def _relay(self, method: Method, stream: _Stream, inbox: Inbox) -> None:
+    async def _relay(self, method: Method, stream: _Stream[T], inbox: Inbox[T]) -> None:
         while True:
             inbox.put(await self._aio.run(self._told(method, stream.next())))
             await inbox.room()
@@ -93,8 +105,9 @@ class RpcTransport:
             call = self._connected().unary_unary(path)(body, metadata=self._metadata)
         return await self._told(method, call)
 
-    async def _open(self, method: Method) -> _Stream:
-        call = self._connected().unary_stream(f"/{SERVICE.full_name}/{method.name}")(b"", metadata=self._metadata)
+    async def _open(self, method: Method, request: bytes, read: Callable[[bytes], T], more: Metadata) -> _Stream[T]:
+        metadata = (*self._metadata, *more)
+        call = self._connected().unary_stream(f"/{SERVICE.full_name}/{method.name}")(request, metadata=metadata)
         try:
             await self._told(method, call.initial_metadata())
             if call.done():
@@ -102,7 +115,7 @@ class RpcTransport:
         except BaseException:
             call.cancel()
             raise
-        return _Stream(call)
+        return _Stream(call, read)
 
     async def _told(self, method: Method, work: Awaitable[T]) -> T:
         """What it brings, or the error that the status stands for."""
@@ -114,26 +127,35 @@ class RpcTransport:
 
     def _connected(self) -> Any:
         if self._channel is None:  # a channel belongs to the loop that it was made in
-            self._channel = grpc.aio.secure_channel(self._address, self._credentials, _OPTIONS)
+            self._channel = grpc.aio.secure_channel(self._address, self._credentials, self._options)
         return self._channel
 
 
-class _Stream:
-    """The log lines of one call. Those that are there go together: the way from thread to thread costs most."""
+def _line(body: bytes) -> Line:
+    log = Log.FromString(body)
+    return Line(log.detail, log.id)
 
-    def __init__(self, call: Any) -> None:
+
+class _Stream(Generic[T]):
+    """The messages of one call, as `read` has them.
+
+    Those that are there go together: the way from thread to thread costs most.
+    """
+
+    def __init__(self, call: Any, read: Callable[[bytes], T]) -> None:
         self._call = call
-        self._lines: list[str] = []
+        self._parsed = read
+        self._lines: list[T] = []
         self._changed = asyncio.Event()
         self._reading = asyncio.ensure_future(self._read())
         self._reading.add_done_callback(lambda _: self._changed.set())
 
-    async def next(self) -> list[str]:
+    async def next(self) -> list[T]:
         """At least one line. Raises the error that ended the call when all lines were taken."""
         while not self._lines:
             if self._reading.done():
                 self._reading.result()
-                raise Unreachable("the node has ended the stream")
+                raise StreamEnded
             self._changed.clear()
             await self._changed.wait()
         lines, self._lines = self._lines, []
@@ -146,7 +168,7 @@ class _Stream:
 
     async def _read(self) -> None:
         async for body in self._call:
-            self._lines.append(Log.FromString(body).detail)
+            self._lines.append(self._parsed(body))
             self._changed.set()
             while len(self._lines) >= BATCH:
                 self._changed.clear()

@@ -17,7 +17,8 @@ class Target:
 
     `key` is its API key, `trust` its own certificate, or that of the authority that signed it, as PEM. A `Path` is a
     file that has it, read when the client is made. Without `trust` the authorities count that the transport's library
-    knows. The host's name is checked against the certificate in any case. `dialect` says how the key is sent, and over
+    knows. The host's name, or `certificate_name` where it is issued to another one, is checked against the certificate
+    in any case. `dialect` says how the key is sent, and over
     REST how errors and log lines come: in the deployed one some kinds of errors cannot be told apart, and a node that
     is gone without a word is not noticed.
     """
@@ -28,6 +29,7 @@ class Target:
     key: str | Path = field(repr=False)
     trust: str | Path | None = field(default=None, repr=False)
     dialect: Dialect = Dialect.DOCUMENT
+    certificate_name: str = ""
 
     @property
     def name(self) -> str:

@@ -17,10 +17,11 @@ from zope.interface import implementer
 
 @implementer(IAgentEndpointFactory)
 class Way:
-    """Leads to this host, whatever the URL. Its name is checked. Without `pem` the machine's authorities count."""
+    """Leads to this host, whatever the URL. `name` is checked. Without `pem` the machine's authorities count."""
 
-    def __init__(self, reactor: IReactorTime, host: str, port: int, pem: bytes | None) -> None:
+    def __init__(self, reactor: IReactorTime, host: str, port: int, name: str, pem: bytes | None) -> None:
         self._reactor = reactor
+        self._name = name
         self._address = host, port
         found = [] if pem is None else load_pem_x509_certificates(pem)
         pinned = [Certificate(X509.from_cryptography(certificate)) for certificate in found]
@@ -28,7 +29,7 @@ class Way:
 
     def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:
         host, port = self._address
-        trusting = _Pinning(optionsForClientTLS(host, trustRoot=self._root))
+        trusting = _Pinning(optionsForClientTLS(self._name, trustRoot=self._root))
         return wrapClientTLS(trusting, HostnameEndpoint(self._reactor, host, port))
 
 

@@ -8,7 +8,7 @@ its own (`CountsOnline`, `MeasuresLatency`, `Routes` with `Reroutable`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -56,6 +56,11 @@ class Exit:
 
     code: int
     lines: tuple[str, ...]
+
+    @property
+    def kind(self) -> str:
+        """One word, for counting."""
+        return "signal" if self.code < 0 else "exit"
 
     @property
     def how(self) -> str:
@@ -152,6 +157,40 @@ class CountsOnline(Protocol):
 
     async def online_count(self, key: str) -> int:
         """How many addresses a user is connected from. Raises as `Generation.online`."""
+
+
+@runtime_checkable
+class Cuts(Protocol):
+    """A generation that counts the connections of removed users that it has ended."""
+
+    @property
+    def cut(self) -> int:
+        """How many so far."""
+
+
+@runtime_checkable
+class Accepts(Protocol):
+    """A generation that can tell whether its inbounds still accept TCP connections, without making one."""
+
+    async def deaf(self) -> Sequence[str]:
+        """Where none is accepted, each in a line. Raises `errors.CoreFailed` if that cannot be known."""
+
+
+@runtime_checkable
+class HasProcess(Protocol):
+    """A generation that is one process."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process number while it runs."""
+
+
+@runtime_checkable
+class CountsSome(Protocol):
+    """A generation that can tell of a few names what they have counted, at a fraction of the cost of all."""
+
+    async def some_counters(self, names: Iterable[tuple[Scope, str]]) -> Reading:
+        """At least the counters of these that it has; as `Generation.counters` otherwise, and raises as that."""
 
 
 @runtime_checkable

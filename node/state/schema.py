@@ -17,6 +17,18 @@ STEPS = (
     ) WITHOUT ROWID;
     """,
     "ALTER TABLE backend ADD COLUMN routing BLOB NOT NULL DEFAULT x'';",
+    """
+    CREATE TABLE events (sequence INTEGER PRIMARY KEY, packed BLOB NOT NULL);
+    CREATE TABLE journal (
+        one INTEGER PRIMARY KEY CHECK (one = 1), epoch TEXT NOT NULL, first INTEGER NOT NULL, ceiling INTEGER NOT NULL
+    );
+    """,
+    """
+    CREATE TABLE totals (
+        scope TEXT NOT NULL, key TEXT NOT NULL, name TEXT NOT NULL, uplink INTEGER NOT NULL, downlink INTEGER NOT NULL,
+        PRIMARY KEY (scope, key)
+    ) WITHOUT ROWID;
+    """,
 )
 
 

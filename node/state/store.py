@@ -20,6 +20,7 @@ from node.contract.counters import Row
 from node.logs import Logger
 from node.reactor import PooledReactor
 from node.state.database import Changes, Damaged, Database, Saved, Unwritable
+from node.state.events import Margins, Packed
 from node.waiting import Signal
 
 T = TypeVar("T")
@@ -34,7 +35,8 @@ class Store:
     """The state file. `everything` gives all that has to be in it, for a file that lacks some.
 
     A file that could not be read when the node began is read before it is written for the first time: `found` takes
-    what was in it.
+    what was in it. `trouble` is told why the disk fails, and with an empty text that it works again; `damaged` of a
+    file that was moved aside; `kept` which events are on disk.
     """
 
     log = Logger()
@@ -49,19 +51,29 @@ class Store:
         self._gathered = Signal()
         self._written: Signal | None = None
         self._busy = False
-        self._fault = ""
-        self._damage = ""
+        # Why the disk does not take what there is; and what became of a file that could not be read.
+        self.fault = ""
+        self.damage = ""
         self._again: IDelayedCall | None = None
         self._unread = False
         # Seconds of keep-alive, as they are to be in the file.
         self._left: float | None = None
         self.everything: Callable[[], Changes] = Changes
         self.found: Callable[[Saved], None] = lambda _: None
+        self.trouble: Callable[[str], None] = lambda _: None
+        self.damaged: Callable[[str], None] = lambda _: None
+        self.kept: Callable[[Margins], None] = lambda _: None
 
     @property
     def warnings(self) -> list[str]:
         """What an operator should know about the disk."""
-        return [text for text in (self._fault, self._damage) if text]
+        return [text for text in (self.fault, self.damage) if text]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file, and of what is to go into it."""
+        files = [self._path, self._path.with_name(f"{self._path.name}-wal")]
+        return sum(file.stat().st_size for file in files if file.exists())
 
     def open(self) -> Saved:
         """What an earlier node left. Blocking, for before the reactor runs; never fails, see `warnings`."""
@@ -132,6 +144,18 @@ class Store:
         self._changes.rows.update({(row.scope, row.key): row for row in rows})
         self._write()
 
+    def totals(self, rows: Iterable[Row]) -> None:
+        """These sums changed."""
+        self._changes.totals.update({(row.scope, row.key): row for row in rows})
+        self._write()
+
+    def event(self, margins: Margins, event: Packed | None = None) -> None:
+        """This happened, and these are the margins of all that did. Satisfies `node.events.journal.Keep`."""
+        self._changes.margins = margins
+        kept = [other for other in self._changes.events if other.sequence >= margins.first]
+        self._changes.events = [*kept, event] if event else kept
+        self._write()
+
     async def flush(self) -> None:
         """Wait until all that there was to write is on disk, or the disk has failed."""
         reading = self._busy and self._written is None
@@ -148,7 +172,9 @@ class Store:
 
     def _next(self) -> None:
         changes = self._gather(self._changes)
-        self._on_disk(self._database.write, changes).addCallbacks(self._succeeded, self._not_written)
+        done = self._on_disk(self._database.write, changes)
+        done.addCallback(lambda _: changes.margins)
+        done.addCallbacks(self._succeeded, self._not_written)
 
     def _gather(self, changes: Changes) -> Changes:
         """These are written next, and what was gathered is among them."""
@@ -159,10 +185,14 @@ class Store:
     def _on_disk(self, function: Callable[..., T], *arguments: Any) -> Deferred[T]:
         return deferToThreadPool(self._reactor, self._pool, function, *arguments)
 
-    def _succeeded(self, _: None) -> None:
-        if self._fault:
+    def _succeeded(self, margins: Margins | None) -> None:
+        if self.fault:
             self.log.info("the state is on disk again: {path}", path=str(self._path))
-            self._fault = ""
+        if margins is not None:
+            self.kept(margins)
+        if self.fault:
+            self.fault = ""
+            self.trouble("")
         self._end()
         self._write()
 
@@ -184,22 +214,24 @@ class Store:
 
     def _failed(self, fault: str) -> None:
         """Nothing is kept for the disk meanwhile: it gets all there is when it takes something again."""
-        if not self._fault:
+        if not self.fault:
             self.log.error(
                 "THE STATE IS NOT ON DISK: {path}: {fault}. The node goes on, but what runs now and the traffic that "
                 "nobody has had yet would not outlive it",
                 path=str(self._path),
                 fault=fault,
             )
-        self._fault = f"the state cannot be written to {self._path}: {fault}"
+        news, self.fault = not self.fault, f"the state cannot be written to {self._path}: {fault}"
         self._changes = Changes()
         self._again = self._reactor.callLater(AGAIN, self._try_again)
+        if news:
+            self.trouble(self.fault)
 
     def _try_again(self) -> None:
         self._again, self._busy = None, True
         ensureDeferred(self._write_anew()).addCallbacks(self._succeeded, self._not_written)
 
-    async def _write_anew(self) -> None:
+    async def _write_anew(self) -> Margins | None:
         if self._unread:
             saved = await self._on_disk(self._database.load)
             self._unread = False
@@ -207,7 +239,9 @@ class Store:
         everything = self.everything()
         everything.clean, everything.left = True, self._left
         await self._on_disk(self._database.write, self._gather(everything))
+        return everything.margins
 
     def _tell_damage(self, text: str) -> None:
-        self._damage = text
+        self.damage = text
+        self.damaged(text)
         self.log.error("{text}", text=text)

@@ -22,7 +22,7 @@ import grpc
 
 from drivers.xray.api import STATS
 from protos import xray_pb2
-from protos.service_pb2 import StatRequest, StatResponse, UsersStat, UserStat
+from protos.service_pb2 import Inbounds, StatRequest, StatResponse, UsersStat, UserStat
 from scripts.bench.load import PAYLOAD, Load, loading
 from scripts.bench.stage import Backing, Stage, backing, machine, stage
 from scripts.bench.ticker import ticking
@@ -32,7 +32,7 @@ from scripts.staging.target import credentials
 SIZES = (10_000, 50_000)
 ROUNDS = 5
 _FEW = 3
-# Seconds between two readings, as the node has it by default; who asks gets one that is up to a tenth of it old.
+# Seconds between two readings by the node itself, as it has it by default.
 INTERVAL = 10
 # The same where everybody moves bytes before the first reading: longer than that takes.
 LONG = 600
@@ -73,41 +73,21 @@ def active(on: Stage, target: Backing, load: Load) -> None:
 
 
 def replies(on: Stage, load: Load, some: int) -> None:
-    """GetStats with reset: of a reading for this call, and of one that is there; beside it the core's own."""
+    """GetStats with reset, which has the core read; beside it the core's own."""
     with asking(on) as (rpc, rest), core_asking(on) as core:
         alone: list[float] = []
         for name, ask in (("gRPC", rpc), ("REST", rest)):
-            asked, there = [], []
+            asked = []
             for number in range(ROUNDS):
-                stale(load)
-                # In turns, for after a pause whoever is first finds everything cold.
+                load.move()
+                # In turns: whoever is first finds everything cold.
                 if number % 2:
                     alone.append(took(core).seconds)
                 asked.append(reply(ask, some))
                 alone.append(took(core).seconds)
-                there.append(at_hand(load, ask, some))
-            for kind, times in (("core asked", asked), ("from the ledger", there)):
-                share = statistics.median(times) / statistics.median(alone)
-                line(f"GetStats, {name}, {kind}", f"{ms(times)} ms, {share:.1f} x the core's own")
+            share = statistics.median(asked) / statistics.median(alone)
+            line(f"GetStats, {name}", f"{ms(asked)} ms, {share:.1f} x the core's own")
         line(f"the core's own QueryStats, {2 * some} rows", f"{ms(alone)} ms")
-
-
-def stale(load: Load) -> None:
-    """Have bytes moved that no reading has, and the last one older than a tenth of the interval.
-
-    When nobody has asked for an interval the node reads once in an interval.
-    """
-    time.sleep(1.15 * INTERVAL)
-    begun = time.monotonic()
-    load.move()
-    assert time.monotonic() - begun < 0.7 * INTERVAL, "the bytes move too slowly for this bench"
-
-
-def at_hand(load: Load, ask: Callable[[StatRequest], StatResponse], some: int) -> float:
-    """While somebody asks, the node reads every tenth of the interval: the ledger is never older."""
-    load.move()
-    time.sleep(0.25 * INTERVAL)
-    return reply(ask, some)
 
 
 def reply(ask: Callable[[StatRequest], StatResponse], users: int) -> float:
@@ -120,15 +100,17 @@ def reply(ask: Callable[[StatRequest], StatResponse], users: int) -> float:
 
 
 def readings(on: Stage, load: Load, counted: int) -> None:
-    """What one reading costs the node, asked for by a GetStats of one user; how long it answers nobody meanwhile."""
+    """What one reading costs the node, asked for by a GetStats of a few rows; how long it answers nobody meanwhile."""
     with asking(on) as (rpc, _):
-        one = StatRequest(type=UserStat, name="live")
-        costs, quiet = [], []
+        few, one = StatRequest(type=Inbounds), StatRequest(type=UserStat, name="live")
+        costs, single, alone = [], [], []
         for _ in range(_FEW):
-            stale(load)
-            costs.append(processor_of(on, lambda: rpc(one)))
-            quiet.append(processor_of(on, lambda: rpc(one)))
-        line(f"CPU of one reading, {2 * counted} counters", f"{ms(costs)} ms, of the reply alone {ms(quiet)}")
+            load.move()
+            costs.append(processor_of(on, lambda: rpc(few)))
+            single.append(processor_of(on, lambda: rpc(one)))
+            alone.append(took(lambda: rpc(one)).seconds)
+        line(f"CPU of one reading, {2 * counted} counters", f"{ms(costs)} ms")
+        line("GetStats of one user", f"{ms(alone)} ms, CPU {ms(single)} ms")
         stalls(on, load, lambda: rpc(StatRequest(type=UsersStat, reset=True)))
 
 
@@ -137,7 +119,7 @@ def stalls(on: Stage, load: Load, ask: Callable[[], object]) -> None:
     found, idle, alone = list[float](), list[float](), list[float]()
     with ticking(on.node) as ticker, core_asking(on) as core:
         for _ in range(_FEW):
-            stale(load)
+            load.move()
             for work, times in ((None, idle), (core, alone), (ask, found)):
                 ticker.worst()
                 if work is not None:

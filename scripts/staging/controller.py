@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import cached_property
@@ -20,7 +19,6 @@ from node.errors import NodeError
 from protos import service_pb2
 from protos.service_pb2 import BackendStatsResponse, BaseInfoResponse, Empty, LatencyResponse, StatResponse
 from scripts.staging import background
-from scripts.staging.node import TRAFFIC_INTERVAL
 from scripts.staging.rpc import Rpc
 from scripts.staging.target import Dialect as Speech
 from scripts.staging.target import Target as Where
@@ -28,9 +26,6 @@ from scripts.staging.wait import until
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
-
-# What is asked later than this after something was counted tells of it: see TRAFFIC_INTERVAL.
-READING_AGE = TRAFFIC_INTERVAL / 10
 
 
 class ControllerError(Exception):
@@ -92,7 +87,6 @@ class _Common:
         return self._run(lambda client: client.info())
 
     def stats(self, kind: service_pb2.StatType, name: str = "", reset: bool = False) -> StatResponse:
-        time.sleep(READING_AGE)
         return self._run(lambda client: client.stats(kind, name, reset))
 
     def online(self, name: str) -> service_pb2.OnlineStatResponse:

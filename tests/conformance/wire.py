@@ -35,6 +35,7 @@ PATHS = {
     "SyncUser": "PUT /user/sync",
     "SyncUsers": "PUT /users/sync",
     "SyncUsersChunked": "PUT /users/sync/chunked",
+    "ListUsers": "GET /users",
     "ListRoutingRules": "GET /routing/rules",
     "GetBalancerInfo": "POST /routing/balancer",
     "TestRoute": "POST /routing/test",

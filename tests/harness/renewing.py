@@ -13,6 +13,7 @@ from node.backend.state import State, Status
 from node.contract.accounts import Change, Refusal
 from node.contract.driver import Driver, Generation, Plan
 from node.errors import NodeError
+from node.events.journal import Journal
 from node.logs import LogRing
 from tests.harness.memory import MemoryRecord
 
@@ -33,7 +34,7 @@ class Renewing:
         self._generations = Generations()
         self._generations.adopt(run)
         run.when_exited().addCallback(lambda _: self._generations.gone(run))
-        status, desired = Status(LogRing(reactor, 100)), Desired(reactor, MemoryRecord())
+        status, desired = Status(LogRing(reactor, 100), Journal(reactor)), Desired(reactor, MemoryRecord())
         status.enter(State.STARTING)
         status.enter(State.RUNNING)
         desired.accepted = Accepted(b"", 0, driver, plan, "", ("", "", frozenset()))

@@ -21,17 +21,34 @@ ROOMS: dict[str, set[str]] = {
     "node.state": {"node.contract", "node.logs", "node.reactor", "node.waiting"},
     "node.traffic": {"node.contract", "node.state", "node.errors", "node.logs", "node.periodic", "node.waiting"},
     "node.backend": {
-        *("node.contract", "node.machine", "node.state"),
+        *("node.contract", "node.events", "node.machine", "node.state"),
         *("node.errors", "node.logs", "node.periodic", "node.reactor", "node.waiting"),
     },
     "node.api": {
-        *("node.backend", "node.contract", "node.machine", "node.state", "node.traffic"),
+        *("node.backend", "node.contract", "node.events", "node.machine", "node.state", "node.traffic"),
         *("node", "node.errors", "node.logs", "node.periodic", "node.reactor", "node.waiting"),
         *("node.keyfile", "node.secret_file", "node.settings", "node.watching"),
     },
-    "node.door": {"node.logs", "node.waiting", "node.watching"},
+    "node.events": {"node.logs", "node.state"},
+    "node.metrics": {
+        *("node.backend", "node.contract", "node.machine", "node.state", "node.traffic"),
+        *("node", "node.api.pages", "node.errors", "node.logs", "node.periodic", "node.reactor"),
+    },
+    "node.door": {"node.logs", "node.repeated", "node.waiting", "node.watching"},
     "node.transport": {"node.api", "node.door", "node.aio", "node.errors", "node.keyfile", "node.logs", "node.waiting"},
     "node.client": {"node.api", "node.aio", "node.errors", "node.logs"},
+    "node.nodectl": {"node", "node.aio", "node.client", "node.env_file", "node.errors", "node.logs", "node.reactor"}
+    | {"node.settings", "node.nodectl.users", "node.secret_file", "node.keys", "node.keyfile", "node.certificate"}
+    | {"drivers.install"},
+    "node.nodectl.users": {"node.contract"},
+    "node.nodectl.commands": {
+        "node.nodectl",
+        "node.nodectl.users",
+        "node.client",
+        "node.errors",
+        "node.logs",
+        "node.reactor",
+    },
     "drivers": {"node.contract", "node.errors"},
     "drivers.install": {"drivers.process.leash"},
     "drivers.process": {
@@ -165,7 +182,7 @@ def test_no_circles() -> None:
 
 def test_transports_do_not_know_each_other() -> None:
     """REST and gRPC share what is behind them, nothing else."""
-    rest = {"node.transport.rest", "node.transport.site"}
+    rest = {"node.transport.rest", "node.transport.site", "node.transport.streams"}
     rpc = {"node.transport.rpc", "node.transport.serving"}
     for one, other in ((rest, rpc), (rpc, rest)):
         assert not {target for name in one for target in own_imports(name)} & other
@@ -174,7 +191,10 @@ def test_transports_do_not_know_each_other() -> None:
 def test_only_the_wiring_knows_which_cores_there_are() -> None:
     """The node knows what a driver is, not which ones there are; a new core is one line of the registry."""
     found = {(name, target) for name in modules() for target in own_imports(name) if within(name, "node")}
-    assert {pair for pair in found if within(pair[1], "drivers")} == {("node.tap", "drivers.registry")}
+    drivers = {pair for pair in found if within(pair[1], "drivers") and not within(pair[1], "drivers.install")}
+    assert drivers == {("node.tap", "drivers.registry")}
+    # The command line installs cores.
+    assert {name for name, target in found if within(target, "drivers.install")} == {"node.nodectl.cores"}
 
 
 @functools.cache
@@ -216,9 +236,12 @@ def named(tree: ast.Module) -> Iterator[str]:
                 yield value
 
 
-@pytest.mark.parametrize("name", [name for name in modules() if within(name, "node")])
+@pytest.mark.parametrize("name", [name for name in modules() if within(name, "node") and name != "node.nodectl.kinds"])
 def test_the_node_names_no_core(name: str) -> None:
-    """But for the interface's own number of the default core, and settings of other nodes, no core is named."""
+    """But for the interface's own number of the default core, and settings of other nodes, no core is named.
+
+    The command line is no part of the node: it has the names that its user says.
+    """
     cores = [word for word in named(modules()[name]) if "xray" in word.lower() or "sing_box" in word.lower()]
     if name == "node.api.operations":
         cores = [word for word in cores if word != "XRAY"]
@@ -265,10 +288,24 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.way"}
             ["grpc", "grpc_health", "grpc_reflection"],
             {"node.aio", "node.transport.rpc", "node.client.rpc"} | API,
         ),
-        (["psutil"], {"node.machine.memory", "node.machine.system", "node.certificate", "drivers.process.orphans"}),
+        (
+            ["psutil"],
+            {
+                "node.machine.memory",
+                "node.machine.system",
+                "node.machine.usage",
+                "node.certificate",
+                "drivers.process.orphans",
+            },
+        ),
+        (["prometheus_client"], {"node.metrics.families", "node.metrics.pages"}),
         (["subprocess"], {"drivers.install.install", "drivers.install.wheels"}),
         (["sqlite3"], {"node.state.database", "node.state.schema"}),
         (["urllib.request", "http.client"], {"drivers.install.archive", "drivers.install.install"}),
+        (
+            ["click", "rich"],
+            {name for name in modules() if within(name, "node.nodectl")},
+        ),
         (["requests", "dotenv", "pickle", "marshal"], set()),
     ],
     ids=lambda names: " ".join(sorted(names)),
@@ -286,9 +323,9 @@ def test_who_spawns() -> None:
 
 
 def test_who_reads_the_environment() -> None:
-    """The environment is read by the settings and the installer, a program of its own; the bridge sets gRPC's."""
+    """The environment is read by the settings, and by programs of their own; the bridge sets gRPC's."""
     readers = who_uses(attribute("environ", "environb", "getenv", of="os"))
-    assert readers - {"drivers.install.install"} == {"node.settings", "node.aio"}
+    assert readers - {"drivers.install.install", "node.nodectl.session"} == {"node.settings", "node.aio"}
     assert who_imports("os.environ", "os.getenv", "os.environb") == set()
     lines = ast.unparse(modules()["node.aio"]).splitlines()
     assert [line for line in lines if "environ" in line and not line.startswith(("'", '"'))] == [
@@ -301,7 +338,7 @@ def test_who_reads_the_environment() -> None:
 
 def test_who_logs() -> None:
     """Every log is written by the logger that makes texts of others printable."""
-    assert who_imports("twisted.logger", "logging") == {"node.logs"}
+    assert who_imports("twisted.logger", "logging") == {"node.logs", "node.log_lines"}
 
 
 def test_who_crosses_threads() -> None:

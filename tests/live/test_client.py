@@ -169,6 +169,25 @@ async def users_in_chunks(client: Client) -> None:
     assert not await known(client, people[-1].email)
 
 
+async def listed(client: Client) -> None:
+    people = [*(somebody() for _ in range(4)), BAD]
+    with pytest.raises(errors.UsersRefused):
+        await client.sync_users([ALICE, *people])
+    rows = {row.name: row async for page in client.all_users(credentials=True) for row in page.users}
+    assert rows.keys() == {who.email for who in [ALICE, *people]}
+    assert {name: list(row.confirmed) for name, row in rows.items() if name != "bad"} == {
+        name: ["in"] for name in rows if name != "bad"
+    }
+    assert list(rows["bad"].refused) == ["in: the id is not a UUID"]
+    assert rows["alice"].proxies == ALICE.proxies
+    first = await client.list_users(limit=2)
+    second = await client.list_users(first.next, names=[row.name for row in first.users] + [people[0].email])
+    assert (len(first.users), first.total, second.total <= 3) == (2, 6, True)
+    assert first.revision == second.revision
+    await client.sync_users([ALICE])
+    assert [row.name for row in (await client.list_users()).users] == ["alice"]
+
+
 def unsupported(work: Work[Any]) -> Work[None]:
     async def refused(client: Client) -> None:
         with pytest.raises(errors.Unsupported):
@@ -206,6 +225,7 @@ WORK: dict[str, Work[None]] = {
     "sync_user": single_users,
     "sync_users": all_users,
     "sync_chunked": users_in_chunks,
+    "list_users": listed,
     "routing_rules": rules,
     "balancer_info": balancers,
     "test_route": rules,
@@ -555,6 +575,37 @@ def test_lines_over_broken_connections(tmp_path: Path) -> None:
         assert numbers == list(range(SAID))
         assert len([line for line in lines if "backend starting" in line]) == 1
         assert GAP not in lines
+
+
+# More than a new reader is given, less than the node keeps.
+FLOOD = 5_000
+RUSH = f"""\
+for number in range({FLOOD}):
+    os.write(1, b"line %d of the core\\n" % number)
+"""
+
+
+@each_transport
+def test_many_lines_while_the_connection_is_broken(tmp_path: Path, aim: Aim) -> None:
+    """A reader that comes back has all that the node kept meanwhile, however much that is, and nothing twice."""
+    with node_with(tmp_path, RUSH) as node, Relay(aim(node).port) as relay:
+
+        async def whole() -> list[str]:
+            target = replace(aim(node), port=relay.port)
+            async with connect(background.reactor, target) as client, client.logs() as stream:
+                lines = await stream.next()
+                relay.drop()
+                async with connect(background.reactor, aim(node)) as other:
+                    await other.start(some_backend())
+                while f"line {FLOOD - 1} of the core" not in lines:
+                    lines += await stream.next()
+            return lines
+
+        lines = background.run(whole)
+    numbers = [int(said[1]) for said in map(NUMBERED.fullmatch, lines) if said]
+    assert numbers == list(range(FLOOD))
+    assert len([line for line in lines if "is ready" in line]) == 1
+    assert GAP not in lines
 
 
 def test_lines_of_the_next_node(own_node: NodeProcess) -> None:

@@ -11,7 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
-from protos.service_pb2 import Empty, Proxy, Shadowsocks, Trojan, User, Users, UsersChunk, Vless
+from protos.service_pb2 import (
+    Empty,
+    ListedUser,
+    ListUsersRequest,
+    Proxy,
+    Shadowsocks,
+    Trojan,
+    User,
+    Users,
+    UsersChunk,
+    Vless,
+)
 from scripts.staging import transfer
 from tests.conformance import registry
 from tests.conformance.context import Context
@@ -231,6 +242,26 @@ def changed_live(context: Context) -> None:
         assert readable, "a connection outlives the credential"
     context.stays_out(context.anna)
     context.comes_in(context.cora)
+
+
+@check("users.listed", Level.BEYOND)
+def listed(context: Context) -> None:
+    """ListUsers tells who is wanted, what is confirmed of it and why somebody is not in, a page at a time."""
+    worse = context.member(context.bert)
+    worse.proxies.Clear()
+    context.sync(worse)
+    rows: dict[str, ListedUser] = {}
+    after = ""
+    while not rows or after:
+        page = context.node.call("ListUsers", ListUsersRequest(after=after, limit=1))
+        assert len(page.users) <= 1 and page.total == 2, f"a page of one: {page}"
+        rows |= {row.name: row for row in page.users}
+        after = page.next
+    anna, bert = rows[context.anna.email], rows[context.bert.email]
+    assert set(anna.confirmed) == set(anna.inbounds) != set(), f"not confirmed: {anna}"
+    assert not bert.confirmed and bert.refused and not anna.refused, f"no credential, and no reason: {bert}"
+    context.sync(context.gone(context.bert))
+    assert context.node.call("ListUsers", ListUsersRequest()).total == 1
 
 
 @check("users.stopped", Level.BEYOND, state=State.STOPPED)

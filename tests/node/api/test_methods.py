@@ -18,7 +18,7 @@ MESSAGES = {
     "Empty": "",
     "BaseInfoResponse": "running=1:bool core_version=2 version=3 core_type=4 state=16 reason=17 warnings=18:*string",
     "Backend": "type=1:BackendType config=2 users=3:*User keep_alive=4:uint64 exclude_inbounds=5:*string",
-    "Log": "detail=1",
+    "Log": "detail=1 id=16",
     "Stat": "name=1 type=2 link=3 value=4:int64",
     "StatResponse": "stats=1:*Stat",
     "StatRequest": "name=1 reset=2:bool type=3:StatType",
@@ -49,6 +49,12 @@ MESSAGES = {
     "User": "email=1 proxies=2:Proxy inbounds=3:*string",
     "Users": "users=1:*User",
     "UsersChunk": "users=1:*User index=2:uint64 last=3:bool",
+    "ListUsersRequest": "after=1 limit=2:uint32 names=3:*string credentials=4:bool",
+    "ListedUser": (
+        "name=1 inbounds=2:*string unknown=3:*string confirmed=4:*string leaving=5:*string pending=6:bool "
+        "refused=7:*string proxies=8:Proxy shortened=9:bool"
+    ),
+    "ListUsersResponse": "users=1:*ListedUser next=2 total=3:uint64 revision=4:uint64 state=5 credentials=6:bool",
     "RoutingRule": "outbound_tag=1 rule_tag=2",
     "RoutingRulesResponse": "rules=1:*RoutingRule",
     "BalancerInfoRequest": "tag=1",
@@ -61,6 +67,8 @@ MESSAGES = {
     "AddRoutingRuleRequest": "rule=1 should_reset=2:bool",
     "RemoveRoutingRuleRequest": "rule_tag=1",
     "OverrideBalancerTargetRequest": "balancer_tag=1 target=2",
+    "EventsRequest": "since=1:uint64 epoch=2 kinds=3:*string follow=4:bool",
+    "Event": "sequence=1:uint64 epoch=2 time=3:double kind=4 severity=5 text=6 fields=7:{string,string}",
 }
 ENUMS = {
     "BackendType": {"XRAY": 0, "WIREGUARD": 1, "SING_BOX": 3},
@@ -92,12 +100,14 @@ OPERATIONS = {
     "SyncUser": "stream User -> Empty PUT /user/sync",
     "SyncUsers": "Users -> Empty PUT,POST /users/sync",
     "SyncUsersChunked": "stream UsersChunk -> Empty PUT /users/sync/chunked",
+    "ListUsers": "ListUsersRequest -> ListUsersResponse GET /users",
     "ListRoutingRules": "Empty -> RoutingRulesResponse GET /routing/rules",
     "GetBalancerInfo": "BalancerInfoRequest -> BalancerInfoResponse POST /routing/balancer",
     "TestRoute": "TestRouteRequest -> RouteResult POST /routing/test",
     "AddRoutingRule": "AddRoutingRuleRequest -> Empty PUT /routing/rules",
     "RemoveRoutingRule": "RemoveRoutingRuleRequest -> Empty DELETE /routing/rules",
     "OverrideBalancerTarget": "OverrideBalancerTargetRequest -> Empty PUT /routing/balancer/override",
+    "StreamEvents": "EventsRequest -> stream Event GET /events",
 }
 _TYPES = {
     getattr(FieldDescriptor, f"TYPE_{name.upper()}"): name
@@ -190,7 +200,8 @@ def test_every_operation_is_a_method() -> None:
 def test_kinds_follow_the_descriptor(method: Method) -> None:
     """How messages come and go is what the descriptor says, and so are their types."""
     rpc = SERVICE.methods_by_name[method.name]
-    kinds = {(False, False): Kind.UNARY, (False, True): Kind.LOGS, (True, False): Kind.FEED}
+    streams = Kind.EVENTS if rpc.output_type.name == "Event" else Kind.LOGS
+    kinds = {(False, False): Kind.UNARY, (False, True): streams, (True, False): Kind.FEED}
     assert method.kind is kinds[rpc.client_streaming, rpc.server_streaming]
     assert method.request.DESCRIPTOR is rpc.input_type
     assert method.response.DESCRIPTOR is rpc.output_type
@@ -204,8 +215,8 @@ def test_verbs_and_paths_are_unambiguous() -> None:
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_each_is_there(method: Method) -> None:
-    """The backend has the coroutine that its row names; logs come from the ring."""
-    if method.kind is Kind.LOGS:
+    """The backend has the coroutine that its row names; logs come from the ring, events from the journal."""
+    if method.kind in (Kind.LOGS, Kind.EVENTS):
         return
     call = getattr(Backend, method.call)
     assert inspect.iscoroutinefunction(call) is (method.kind is Kind.UNARY)
@@ -218,9 +229,12 @@ def test_feeds_over_rest_are_cut_as_clients_send_them() -> None:
 
 
 def test_what_works_without_a_backend() -> None:
-    """Info, logs, system figures, traffic, Start and Stop need no backend; the core's own answers and users do."""
+    """Info, logs, events, figures, traffic, who is wanted, Start and Stop need none; the core's own answers do."""
     free = {method.name for method in METHODS if not method.needs_backend}
-    assert free == {"Start", "Stop", "GetBaseInfo", "GetLogs", "GetSystemStats", "GetStats"}
+    assert free == {
+        *("Start", "Stop", "GetBaseInfo", "GetLogs", "StreamEvents"),
+        *("GetSystemStats", "GetStats", "ListUsers"),
+    }
 
 
 def test_bodies_of_64_mebibytes() -> None:

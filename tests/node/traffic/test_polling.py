@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from twisted.internet import reactor
@@ -15,8 +16,8 @@ from node.contract.counters import DIRECTIONS, Row, Scope, counter_name
 from node.errors import CoreFailed, UnknownName, Unsupported
 from node.traffic import polling as traffic_module
 from node.traffic.polling import Traffic
-from node.traffic.readings import PATIENCE
-from protos.service_pb2 import Inbounds, StatRequest, StatResponse, UsersStat, UserStat
+from node.traffic.readings import FEW, PATIENCE
+from protos.service_pb2 import Inbound, Inbounds, StatRequest, StatResponse, UsersStat, UserStat
 
 ANN_UP, ANN_DOWN = (counter_name(Scope.USER, "ann", direction) for direction in DIRECTIONS)
 
@@ -37,15 +38,38 @@ class Core:
         return dict(self.counts)
 
 
+class Choosy(Core):
+    """It can tell of some names only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wanted: list[set[str]] = []
+
+    async def some_counters(self, names: Iterable[tuple[Scope, str]]) -> dict[str, int]:
+        self.wanted.append({name for _, name in names})
+        if self.answer:
+            await self.answer()
+        return {ANN_UP: self.counts[ANN_UP]}
+
+
 class MemoryStore:
     def __init__(self) -> None:
         self.written: list[Row] = []
         self.times = 0
+        self.sums: dict[tuple[Scope, str], Row] = {}
+        self.disk: Deferred[None] | None = None
 
     def rows(self, rows: Iterable[Row]) -> None:
         rows = list(rows)
         self.times += bool(rows)
         self.written += rows
+
+    def totals(self, rows: Iterable[Row]) -> None:
+        self.sums.update({(row.scope, row.key): row for row in rows})
+
+    async def flush(self) -> None:
+        if self.disk:
+            await self.disk
 
 
 class Cores:
@@ -94,34 +118,65 @@ class PollingTests(SynchronousTestCase):
         self.assertEqual(self.core.asked, 6)
 
     def test_whoever_asks(self) -> None:
-        """He gets a reading that is no older than a second; several who ask at once cause one."""
-        self.core.counts = {ANN_UP: 5}
-        for _ in range(5):
-            self.assertEqual(self.ask(), {("ann", "uplink"): 5})
-        self.assertEqual(self.core.asked, 1)
-        self.core.counts = {ANN_UP: 7}
-        self.pass_time(1.5)
-        self.assertEqual(self.ask(), {("ann", "uplink"): 7})
+        """Who asks gets what was counted until then, however short ago somebody else has asked."""
+        for count in (5, 7, 7, 8):
+            self.core.counts = {ANN_UP: count}
+            self.assertEqual(self.ask(), {("ann", "uplink"): count})
 
     def test_who_asks_while_it_is_read(self) -> None:
-        """Several who ask while a core is slow to answer wait for one reading, not each for one behind the other."""
-        answer: Deferred[None] = Deferred()
-        self.core.counts, self.core.answer = {ANN_UP: 5}, lambda: answer
-        request = StatRequest(type=UsersStat)
-        asked = [ensureDeferred(self.traffic.stats(request, self.delivered)) for _ in range(3)]
-        self.core.answer = None
-        answer.callback(None)
-        self.assertEqual([self.successResultOf(reply).stats[0].value for reply in asked], [5, 5, 5])
-        self.assertEqual(self.core.asked, 1)
+        """A reading that began before they asked is none for them: they share the next, and cause no more."""
+        answers: list[Deferred[None]] = []
 
-    def test_fast_while_somebody_asks_fast(self) -> None:
-        """The node reads once a second by itself then, and falls back when nobody asks any more."""
-        self.ask()
-        self.pass_time(9)
-        self.assertIn(self.core.asked, range(8, 12))
-        before = self.core.asked
+        def answer() -> Deferred[None]:
+            answers.append(Deferred())
+            return answers[-1]
+
+        self.core.answer = answer
+        request = StatRequest(type=UsersStat)
+        asked = [ensureDeferred(self.traffic.stats(request, self.delivered)) for _ in range(4)]
+        self.core.counts = {ANN_UP: 5}
+        answers[0].callback(None)
+        self.assertEqual(self.successResultOf(asked[0]).stats[0].value, 5)
+        self.core.counts = {ANN_UP: 7}
+        self.assertNoResult(asked[1])
+        answers[1].callback(None)
+        self.assertEqual([self.successResultOf(reply).stats[0].value for reply in asked[1:]], [7, 7, 7])
+        self.assertEqual(self.core.asked, 2)
+
+    def test_one_name(self) -> None:
+        """Of one name a core that can is asked alone; it counts as no reading of all."""
+        core = Choosy()
+        self.cores[:] = [core]
+        core.counts = {ANN_UP: 5, ANN_DOWN: 7}
+        self.assertEqual(self.ask(UserStat, "Ann"), {("ann", "uplink"): 5, ("ann", "downlink"): 0})
+        self.assertEqual((core.asked, core.wanted), (0, [{"Ann"}]))
+        self.pass_time(5)
+        self.assertEqual((core.asked, len(core.wanted)), (1, 1))
+
+    def test_several_names_at_once(self) -> None:
+        """Those who come meanwhile share one question for all their names; for too many, all counters are read."""
+        for number, asked in ((FEW, 0), (FEW + 1, 1)):
+            core, answer = Choosy(), Deferred[None]()
+            self.cores[:] = [core]
+            core.counts, core.answer = {ANN_UP: 5}, partial(iter([answer]).__next__)
+            requests = [StatRequest(type=UserStat, name="bob")]
+            requests += [StatRequest(type=Inbound, name=f"in{number}") for number in range(number)]
+            replies = [ensureDeferred(self.traffic.stats(request, self.delivered)) for request in requests]
+            core.answer = None
+            answer.callback(None)
+            self.successResultOf(replies[0])
+            for reply in replies[1:]:
+                self.failureResultOf(reply, UnknownName)
+            self.assertEqual((core.asked, [len(names) for names in core.wanted]), (asked, [1, FEW][: 2 - asked]))
+
+    def test_no_more_by_itself_for_those_who_ask(self) -> None:
+        """A controller that asks all the time gets a reading each time; when it goes, all is as before."""
+        for _ in range(9):
+            self.ask()
+            self.pass_time(1)
+        self.assertEqual(self.core.asked, 9)
         self.pass_time(60)
-        self.assertLess(self.core.asked - before, 12)
+        self.assertIn(self.core.asked, range(15, 17))
 
     def test_rows_are_recorded(self) -> None:
         """As often as it is read, and only what changed."""
@@ -167,8 +222,7 @@ class PollingTests(SynchronousTestCase):
         reading.cancel()
         self.failureResultOf(reading)
         answer.callback(None)
-        self.core.answer = None
-        self.assertEqual(self.ask(UserStat, "ann"), {("ann", "uplink"): 5, ("ann", "downlink"): 0})
+        self.assertEqual(self.traffic.everything(), [Row(Scope.USER, "ann", 5, 0)])
         self.assertEqual(self.core.asked, 1)
 
     def test_a_core_that_does_not_answer(self) -> None:
@@ -293,8 +347,50 @@ class LargeReadings(TestCase):
         while len(store.written) < len(expected):
             await deferLater(reactor, 0)
         self.assertEqual(set(store.written), expected)
-        self.assertEqual(set(traffic.everything()), expected)
+        self.assertEqual(set(traffic.everything()[0]), expected)
         reply = await traffic.stats(StatRequest(type=UsersStat), Deferred)
         told = {(stat.name, stat.type): stat.value for stat in reply.stats}
         wanted = {(row.name, way): value for row in expected for way, value in zip(DIRECTIONS, row.both, strict=True)}
         self.assertEqual(told, wanted)
+
+
+class SettledTests(SynchronousTestCase):
+    """What figures are told of: sums of now that are on disk, and never a wait for what hangs."""
+
+    def setUp(self) -> None:
+        self.clock: Any = Clock()
+        self.core, self.store = Core(), MemoryStore()
+        store: Any = self.store
+        self.traffic = Traffic(self.clock, Cores([self.core]), lambda name: True, store, 10)
+        self.core.counts = {counter_name(Scope.INBOUND, "in", direction): 7 for direction in DIRECTIONS}
+
+    def settled(self) -> Deferred[None]:
+        return ensureDeferred(self.traffic.settled(2.0))
+
+    def test_the_sums_are_read_and_on_disk(self) -> None:
+        self.successResultOf(self.settled())
+        self.assertEqual(self.traffic.totals(Scope.INBOUND), [Row(Scope.INBOUND, "in", 7, 7)])
+        self.assertEqual([*self.store.sums.values()], self.traffic.totals(Scope.INBOUND))
+        self.assertEqual(self.traffic.age, 0)
+
+    def test_a_core_that_hangs_is_waited_for_in_vain_for_two_seconds(self) -> None:
+        self.successResultOf(self.settled())
+        silence: Deferred[None] = Deferred()
+        self.core.answer = lambda: silence
+        self.clock.advance(30)
+        work = self.settled()
+        self.assertNoResult(work)
+        self.clock.advance(2)
+        self.successResultOf(work)
+        self.assertEqual(self.traffic.totals(Scope.INBOUND), [Row(Scope.INBOUND, "in", 7, 7)])
+        self.assertEqual(self.traffic.age, 32)
+        silence.callback(None)
+        self.clock.advance(10)
+
+    def test_so_is_a_disk(self) -> None:
+        self.store.disk = Deferred()
+        work = self.settled()
+        self.assertNoResult(work)
+        self.clock.advance(2)
+        self.successResultOf(work)
+        self.store.disk.callback(None)

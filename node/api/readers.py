@@ -1,0 +1,138 @@
+"""Readers of what goes on: a cursor each, into the log lines or the events. They end when their key does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
+
+from node.api.auth import Caller
+from node.errors import Unauthenticated
+from node.events.journal import Journal
+from node.events.kinds import Kind, fits
+from node.logs import LogRing
+from node.state.events import Packed
+from protos.service_pb2 import Event, EventsRequest
+
+T = TypeVar("T")
+
+GONE = "the key is not valid any more"
+
+
+class Reader:
+    """One caller's. Waiting for what comes next may be cancelled."""
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+        self._dismissed = False
+        self._waiting: Deferred[Any] | None = None
+
+    def dismiss(self) -> None:
+        """The caller's key is none any more: it ends at once."""
+        self._dismissed = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    async def _while_valid(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Raises `Unauthenticated` if the key is none any more."""
+        try:
+            if not self._dismissed:
+                self._waiting = waiting = ensureDeferred(work())
+                return await waiting
+        except CancelledError:
+            if not self._dismissed:
+                raise
+        raise Unauthenticated(GONE)
+
+
+class LogReader(Reader):
+    """A cursor into the ring."""
+
+    def __init__(self, ring: LogRing, caller: Caller, last: str = "") -> None:
+        """`last`: the place of the last line that was read by another connection; else it begins with the tail."""
+        super().__init__(caller)
+        self._ring = ring
+        self._cursor = ring.behind(last) if last else ring.tail()
+
+    @property
+    def behind(self) -> bool:
+        """`next` will not have to wait."""
+        return self._ring.has(self._cursor)
+
+    async def next(self) -> list[str]:
+        """The next lines, at least one. Cancelling it is fine. Raises `Unauthenticated` if the key is none any more."""
+        lines, self._cursor = await self._while_valid(lambda: self._ring.follow(self._cursor))
+        return lines
+
+    def place(self, back: int) -> str:
+        """Where the line stands that was read last, or one so many before it."""
+        return self._ring.place(self._cursor - back)
+
+
+class PlacedReader:
+    """A log reader, whose lines come each with its place: what to say as `last` to go on behind it."""
+
+    def __init__(self, reader: LogReader) -> None:
+        self._reader = reader
+
+    @property
+    def behind(self) -> bool:
+        return self._reader.behind
+
+    async def next(self) -> list[tuple[str, str]]:
+        lines = await self._reader.next()
+        return [(line, self._reader.place(len(lines) - number)) for number, line in enumerate(lines, 1)]
+
+
+class EventReader(Reader):
+    """A cursor into the journal, for events of some kinds."""
+
+    def __init__(self, journal: Journal, request: EventsRequest, caller: Caller) -> None:
+        super().__init__(caller)
+        self._journal = journal
+        self._kinds = tuple(request.kinds)
+        self._follow = request.follow
+        self._cursor = request.since
+        self._lost = request.since > 0 and not journal.knows(request.since, request.epoch)
+
+    @property
+    def behind(self) -> bool:
+        """`next` will not have to wait."""
+        return self._journal.has(self._cursor)
+
+    async def next(self) -> list[Event]:
+        """The next events, at least one; none at the end, if it does not follow. Raises and is cancelled as above."""
+        return await self._while_valid(self._next)
+
+    async def _next(self) -> list[Event]:
+        while True:
+            if found := self._notices() or self._fitting():
+                return found
+            if not self.behind:
+                if not self._follow:
+                    return []
+                await self._journal.arrival()
+
+    def _notices(self) -> list[Event]:
+        """What the reader has to know before the next events: that numbers begin anew, or that some are gone."""
+        first, cursor = self._journal.first, self._cursor
+        if self._lost:
+            self._lost, self._cursor = False, 0
+            return [self._journal.notice(Kind.LOST, 0)]
+        if 0 < cursor < first - 1:
+            self._cursor = first - 1
+            return [self._journal.notice(Kind.MISSED, first - 1, first=cursor + 1, last=first - 1)]
+        return []
+
+    def _fitting(self) -> list[Event]:
+        read = self._journal.read(self._cursor)
+        self._cursor = read[-1].sequence if read else self._cursor
+        wanted = [event for event in map(unpacked, read) if fits(event.kind, self._kinds)]
+        for event in wanted:
+            event.epoch = self._journal.epoch
+        return wanted
+
+
+def unpacked(packed: Packed) -> Event:
+    return Event.FromString(packed.body)

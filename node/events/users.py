@@ -1,0 +1,92 @@
+"""Events about users, who come by the thousand: the first is told at once, those that follow it soon together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+
+from node.events.journal import Tells
+from node.events.kinds import Kind
+
+# Seconds in which users are gathered for the next event, of how many others the names stand in it, and how many are
+# known by name until then.
+TOGETHER = 10.0
+NAMED = 5
+GATHERED = 10_000
+
+
+class UserEvents:
+    """What becomes of users."""
+
+    def __init__(self, journal: Tells, reactor: IReactorTime) -> None:
+        self._refused = _Gathering(journal, reactor, Kind.USERS_REFUSED, "could not be applied")
+        self._cut = _Gathering(journal, reactor, Kind.USERS_CUT, "were removed and are out of the core")
+
+    def refused(self, users: Iterable[tuple[str, str]]) -> None:
+        """These could not be applied: each by name, and why."""
+        self._refused.add(users)
+
+    def cut(self, users: Iterable[str]) -> None:
+        """These were removed, and are out of the core."""
+        self._cut.add((name, "") for name in users)
+
+    def close(self) -> None:
+        """Tell what was gathered."""
+        self._refused.flush()
+        self._cut.flush()
+
+
+class _Gathering:
+    """Events of one kind."""
+
+    def __init__(self, journal: Tells, reactor: IReactorTime, kind: Kind, what: str) -> None:
+        self._journal = journal
+        self._reactor = reactor
+        self._kind = kind
+        self._what = what
+        # Who is in the next event, and who was in the last one, which is not told again while it is new.
+        self._users: dict[str, str] = {}
+        self._told: dict[str, str] = {}
+        self._more = 0
+        self._quiet_until = 0.0
+        self._call: IDelayedCall | None = None
+
+    def add(self, users: Iterable[tuple[str, str]]) -> None:
+        now = self._reactor.seconds()
+        if now >= self._quiet_until:
+            self._told = {}
+        for name, reason in users:
+            self._take(name, reason)
+        if self._users and now >= self._quiet_until:
+            self.flush()
+        elif self._users and self._call is None:
+            self._call = self._reactor.callLater(self._quiet_until - now, self.flush)
+
+    def flush(self) -> None:
+        """Tell what there is."""
+        if self._call is not None and self._call.active():
+            self._call.cancel()
+        self._call = None
+        users, more, self._users, self._more = self._users, self._more, {}, 0
+        if users:
+            self._quiet_until = self._reactor.seconds() + TOGETHER
+            self._told = users
+            self._tell(users, len(users) + more)
+
+    def _take(self, name: str, reason: str) -> None:
+        if self._told.get(name) == reason:
+            return
+        if name in self._users or len(self._users) < GATHERED:
+            self._users[name] = reason
+        else:
+            self._more += 1
+
+    def _tell(self, users: dict[str, str], count: int) -> None:
+        names = [*users][:NAMED]
+        reason = users[names[0]]
+        listed = ", ".join(map(repr, names)) + (f" and {count - len(names)} others" if count > len(names) else "")
+        fields: dict[str, object] = {"count": count, "names": ", ".join(names)}
+        if reason:
+            fields["reason"] = reason
+        self._journal.tell(self._kind, f"{listed} {self._what}" + (f": {reason}" if reason else ""), **fields)

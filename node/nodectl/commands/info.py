@@ -1,0 +1,35 @@
+"""`nodectl info`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from node.nodectl.options import options
+from node.nodectl.output import Row
+from node.nodectl.running import Asked
+from node.nodectl.session import Session
+from protos import service_pb2 as pb
+
+COLUMNS = ("state", "core", "version", "node", "remarks")
+
+
+@click.command
+@options
+@click.pass_obj
+def command(session: Session) -> None:
+    """What each node is and runs."""
+    session.report(session.ask(_info), COLUMNS, rows)
+
+
+async def _info(node: Asked) -> pb.BaseInfoResponse:
+    return await node.client.info()
+
+
+def rows(info: pb.BaseInfoResponse) -> Iterator[Row]:
+    """One for the node; each remark after the first in one of its own."""
+    remarks = [*filter(None, [info.reason]), *info.warnings]
+    yield info.state, info.core_type, info.core_version, info.version, remarks[0] if remarks else ""
+    for remark in remarks[1:]:
+        yield "", "", "", "", remark

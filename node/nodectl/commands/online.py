@@ -1,0 +1,65 @@
+"""`nodectl online`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from functools import partial
+
+import click
+
+from node.errors import UnknownName
+from node.nodectl.members import listed
+from node.nodectl.options import options
+from node.nodectl.output import Row
+from node.nodectl.running import Asked, parallel
+from node.nodectl.session import Session
+from protos import service_pb2 as pb
+
+# Users of one node that are asked for at once.
+AT_ONCE = 64
+# Seconds: a hundred thousand come on a hundred pages.
+TIMEOUT = 60.0
+
+
+@click.command
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@options
+@click.pass_obj
+def command(session: Session, names: tuple[str, ...]) -> None:
+    """How many addresses each user is connected from; of named users which, and since when.
+
+    Without names the node is asked for each of its users: with tens of thousands that takes a while.
+    """
+    if names:
+        session.report(session.ask(lambda node: _addresses(node, names)), ("name", "address", "since"), _places)
+    session.report(session.ask(_counts, TIMEOUT), ("name", "addresses"), _rows)
+
+
+async def _addresses(node: Asked, names: Sequence[str]) -> list[pb.StatsOnlineIpListResponse]:
+    return await parallel([partial(node.client.online_ips, name) for name in names], AT_ONCE)
+
+
+async def _counts(node: Asked) -> list[pb.OnlineStatResponse]:
+    """Of those who are connected."""
+    users = (await listed(node)).users
+    found = await parallel([partial(_count, node, user.name) for user in users], AT_ONCE)
+    return [count for count in found if count.value]
+
+
+async def _count(node: Asked, name: str) -> pb.OnlineStatResponse:
+    try:
+        return await node.client.online(name)
+    except UnknownName:  # removed meanwhile
+        return pb.OnlineStatResponse(name=name)
+
+
+def _places(users: Sequence[pb.StatsOnlineIpListResponse]) -> Iterator[Row]:
+    for user in users:
+        for address, since in sorted(user.ips.items()):
+            yield user.name, address, datetime.fromtimestamp(since).astimezone().isoformat(" ")
+
+
+def _rows(counts: Sequence[pb.OnlineStatResponse]) -> Iterator[Row]:
+    for count in sorted(counts, key=lambda count: (-count.value, count.name)):
+        yield count.name, count.value

@@ -1,0 +1,70 @@
+"""`nodectl start`."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from node.errors import UnknownPath
+from node.nodectl import kinds, userfile
+from node.nodectl.commands.info import COLUMNS, rows
+from node.nodectl.exits import Exit
+from node.nodectl.members import listed
+from node.nodectl.options import options
+from node.nodectl.output import note
+from node.nodectl.running import Asked, each
+from node.nodectl.session import Session
+from node.nodectl.users.rows import not_in
+from protos import service_pb2 as pb
+
+# Seconds: a core that is to come up with many users takes its time.
+TIMEOUT = 120.0
+# Users who are not in and are said each with the reason.
+SHOWN = 20
+
+
+@click.command
+@click.argument("config", type=click.Path(path_type=Path, allow_dash=True))
+@click.option("--users", type=click.Path(path_type=Path), metavar="FILE", help="Who may use it; without it nobody.")
+@click.option("--core", type=click.Choice(list(kinds.CORES)), help="Which core it is for, if that is not plain.")
+@click.option("--keep-alive", type=click.IntRange(0), default=0, metavar="SECONDS", help="Stop it when no one asks.")
+@click.option("--exclude", multiple=True, metavar="TAG", help="Leave the users of this inbound as they are in CONFIG.")
+@options
+@click.pass_obj
+def command(
+    session: Session, config: Path, users: Path | None, core: str | None, keep_alive: int, exclude: tuple[str, ...]
+) -> None:
+    """Run CONFIG (a file, or - for standard input) with these users.
+
+    What runs already with the same configuration only gets the users.
+    """
+    text = kinds.read(config)
+    backend = pb.Backend(
+        type=kinds.CORES[core] if core else kinds.recognised(text),
+        config=text,
+        users=userfile.read(users) if users else [],
+        keep_alive=keep_alive,
+        exclude_inbounds=exclude,
+    )
+
+    outcomes = session.ask(partial(_start, backend), TIMEOUT)
+    refused = [(node, user) for node, answer in each(outcomes) for user in answer["refused"]]
+    for node, user in refused[:SHOWN]:
+        note(f"{node}: {user['name']} is not in: {user['why']}")
+    if len(refused) > SHOWN:
+        note(f"and {len(refused) - SHOWN} more; nodectl users list --unconfirmed has them all")
+    code = Exit.USERS_REFUSED if refused else Exit.OK
+    session.report(outcomes, COLUMNS, lambda answer: rows(answer["info"]), code)
+
+
+async def _start(backend: pb.Backend, node: Asked) -> dict[str, Any]:
+    info = await node.client.start(backend)
+    with suppress(UnknownPath):  # an older node does not say who is in
+        wanted = [user for user in backend.users if user.inbounds]
+        found = (await listed(node, [user.email for user in wanted])).users if wanted else []
+        return {"info": info, "refused": [{"name": name, "why": why} for name, why in not_in(wanted, found)]}
+    return {"info": info, "refused": []}

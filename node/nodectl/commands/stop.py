@@ -1,0 +1,27 @@
+"""`nodectl stop`."""
+
+from __future__ import annotations
+
+import click
+
+from node.nodectl.commands.info import COLUMNS, rows
+from node.nodectl.options import options
+from node.nodectl.running import Asked
+from node.nodectl.session import Session
+from protos import service_pb2 as pb
+
+# Seconds: connections are ended and counters read first.
+TIMEOUT = 30.0
+
+
+@click.command
+@options
+@click.pass_obj
+def command(session: Session) -> None:
+    """End what runs, in order: counters are read first."""
+    session.report(session.ask(_stop, TIMEOUT), COLUMNS, rows)
+
+
+async def _stop(node: Asked) -> pb.BaseInfoResponse:
+    await node.client.stop()
+    return await node.client.info()

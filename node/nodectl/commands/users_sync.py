@@ -1,0 +1,147 @@
+"""`nodectl users diff` and `sync`: the users of a file, and what a node has."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+
+from node.nodectl import userfile
+from node.nodectl.exits import Exit, Unusable
+from node.nodectl.members import apply, listed
+from node.nodectl.options import options
+from node.nodectl.output import Row, note
+from node.nodectl.running import Asked, Fleet, Outcome, each
+from node.nodectl.session import Session
+from node.nodectl.users.difference import Difference, difference
+from protos import service_pb2 as pb
+
+Answer = dict[str, Any]
+
+# What part of a node's users may go without a question.
+SHARE = 0.2
+# Names that a question, or a note, lists.
+LISTED = 20
+
+_FILE = click.argument("source", metavar="FILE", type=click.Path(path_type=Path))
+_INBOUNDS = click.option(
+    "--inbound", "inbounds", multiple=True, metavar="TAG", help="For users of whom FILE names no inbounds."
+)
+COUNTED = ("added", "changed", "removed", "same", "refused")
+
+
+@click.command
+@_FILE
+@_INBOUNDS
+@options
+@click.pass_obj
+def diff(session: Session, source: Path, inbounds: tuple[str, ...]) -> None:
+    """What `sync` would do with FILE: + adds, ~ changes, - removes a user. The code is 7 if it is anything."""
+    _show(session, userfile.read(source, inbounds))
+
+
+@click.command
+@_FILE
+@_INBOUNDS
+@click.option("--dry-run", is_flag=True, help="Change nothing: as diff.")
+@click.option("--yes", is_flag=True, help=f"Do not ask, though more than {SHARE:.0%} of a node's users would go.")
+@options
+@click.pass_obj
+def sync(session: Session, source: Path, inbounds: tuple[str, ...], dry_run: bool, yes: bool) -> None:
+    """Make the users of FILE those of the node: a table, JSON, or an export of a panel.
+
+    What differs is changed, removals first; who is not in FILE is removed. Others notice nothing.
+    """
+    users = userfile.read(source, inbounds)
+    if dry_run:
+        _show(session, users)
+    outcomes = session.attend(partial(_sync, session, users, yes))
+    for name, answer in each(outcomes):
+        _note_refused(name, answer["refused"])
+    refused = any(answer["refused"] for _, answer in each(outcomes))
+    session.report(outcomes, COUNTED, _counted, Exit.USERS_REFUSED if refused else Exit.OK)
+
+
+COMMANDS = (diff, sync)
+
+
+def _show(session: Session, users: Sequence[pb.User]) -> NoReturn:
+    async def work(node: Asked) -> dict[str, Any]:
+        return (await _compared(users, node)).document
+
+    outcomes = session.ask(work)
+    differ = any(answer[kind] for _, answer in each(outcomes) for kind in ("added", "changed", "removed"))
+    session.report(outcomes, ("", "name", "what"), _differences, Exit.DIFFERENT if differ else Exit.OK)
+
+
+async def _compared(users: Sequence[pb.User], node: Asked) -> Difference:
+    return difference(users, (await listed(node, credentials=True)).users)
+
+
+async def _sync(session: Session, users: Sequence[pb.User], yes: bool, fleet: Fleet) -> list[Outcome[Answer]]:
+    compared = await fleet.ask(partial(_compared, users))
+    plans, faults = dict(each(compared)), {outcome.node: outcome.error for outcome in compared if outcome.error}
+    if not yes:
+        _confirm(plans)
+    console = Console(stderr=True)
+    with Progress(console=console, disable=session.json or not console.is_terminal, transient=True) as progress:
+        bar = progress.add_task("users", total=sum(len(plan.updates) for plan in plans.values()))
+
+        async def work(node: Asked) -> Answer:
+            if node.name in faults:
+                raise faults[node.name]
+            return await apply(node, plans[node.name], partial(progress.advance, bar))
+
+        return await fleet.ask(work)
+
+
+def _confirm(plans: Mapping[str, Difference]) -> None:
+    """Have somebody say yes if many are to go. Raises `Unusable` where nobody can, `KeyboardInterrupt` for no."""
+    drastic = {name: plan for name, plan in plans.items() if len(plan.removed) > SHARE * plan.there}
+    for name, plan in drastic.items():
+        gone = ", ".join(plan.removed[:LISTED]) + (" and others" if len(plan.removed) > LISTED else "")
+        note(f"{name}: {len(plan.removed)} of {plan.there} users would be removed: {gone}")
+    if not drastic:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise Unusable("so many are not removed without a word: say --yes. Nothing was changed")
+    with _interruptible():
+        if not click.confirm("Remove them?", err=True):
+            raise Unusable("nothing was changed")
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """While somebody is asked the reactor does not turn, and would not hear of Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    except click.Abort:
+        raise KeyboardInterrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _note_refused(name: str, refused: Sequence[Mapping[str, str]]) -> None:
+    for told in refused[:LISTED]:
+        note(f"{name}: {told['name']} is not in: {told['why']}")
+    if len(refused) > LISTED:
+        note(f"{name}: and {len(refused) - LISTED} more; nodectl users list --unconfirmed has them all")
+
+
+def _differences(answer: Mapping[str, Any]) -> Iterator[Row]:
+    yield from (("+", name, "") for name in answer["added"])
+    yield from (("~", changed["name"], ", ".join(changed["what"])) for changed in answer["changed"])
+    yield from (("-", name, "") for name in answer["removed"])
+
+
+def _counted(answer: Mapping[str, Any]) -> Iterator[Row]:
+    yield tuple(len(answer[column]) if column == "refused" else answer[column] for column in COUNTED)

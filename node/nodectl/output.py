@@ -1,0 +1,95 @@
+"""What commands print: tables for people, plain columns for pipes, JSON for scripts; errors go to standard error.
+
+Texts of nodes may be of others: nothing in them does something to a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+from google.protobuf.message import Message
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from node.errors import NodeError
+from node.logs import printable
+from node.nodectl.exits import advice_for
+from node.nodectl.units import size
+
+Row = Sequence[object]
+
+
+def as_json(value: Any) -> Any:
+    """What JSON has of a value: of a message all fields, by their names in the proto; integers are integers."""
+    if isinstance(value, Message):
+        return {field.name: _field(value, field) for field in value.DESCRIPTOR.fields}
+    if isinstance(value, dict):
+        return {str(name): as_json(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
+    return value
+
+
+def _field(message: Message, field: Any) -> Any:
+    value = getattr(message, field.name)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return as_json(dict(value))
+    if field.is_repeated:
+        return as_json(list(value))
+    if field.message_type is not None:
+        return as_json(value) if message.HasField(field.name) else None
+    return field.enum_type.values_by_number[value].name if field.enum_type is not None else value
+
+
+def say_json(document: Any, indent: int | None = 2) -> None:
+    click.echo(json.dumps(as_json(document), indent=indent, ensure_ascii=False))
+
+
+def say_table(columns: Sequence[str], rows: Iterable[Row]) -> None:
+    """A table on a terminal; else columns, with two spaces at least between them, nothing cut."""
+    cells = [[printable(str(cell)) for cell in row] for row in rows]
+    console = Console()
+    if console.is_terminal:
+        console.print(table(columns, cells))
+    else:
+        click.echo("\n".join(plain(columns, cells)))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for name, justify in zip(columns, _sides(rows := list(rows), len(columns)), strict=True):
+        made.add_column(Text(name), justify="right" if justify else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*map(Text, row))
+    return made
+
+
+def _sides(rows: Sequence[Sequence[str]], count: int) -> list[bool]:
+    """Which columns have figures alone; they stand at the right."""
+    return [bool(rows) and all(row[at][:1].isdigit() for row in rows) for at in range(count)]
+
+
+def plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [list(columns), *map(list, rows)]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(columns))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+
+
+def amount(count: int) -> str:
+    """Bytes: for people in units, for pipes as they are."""
+    return size(count) if sys.stdout.isatty() else str(count)
+
+
+def say_error(node: str, error: NodeError) -> None:
+    advice = advice_for(error)
+    click.echo(printable(f"{node}: {error.text}{f' ({advice})' if advice else ''}"), err=True)
+
+
+def note(text: str) -> None:
+    """Something that is no answer, for people."""
+    click.echo(printable(text), err=True)

@@ -1,0 +1,160 @@
+"""The reactor's run below a command: a coroutine to its end, or to Ctrl-C, which ends it in order."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, Self, TypeVar, cast
+
+from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore, FirstError, gatherResults
+from twisted.internet.interfaces import IReactorFDSet
+from twisted.python.failure import Failure
+
+from node.aio import Aio
+from node.client import Client, Target, connect
+from node.errors import NodeError
+from node.nodectl.pipe import tell_when_broken
+from node.reactor import Reactor
+
+# Nodes that are asked at once.
+AT_ONCE = 32
+
+T = TypeVar("T")
+Work = Callable[["Asked"], Coroutine[Any, Any, T]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One node while it is asked."""
+
+    name: str
+    client: Client
+    reactor: Reactor
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[T]):
+    """What came of asking a node: its answer, or the error."""
+
+    node: str
+    answer: T | None = None
+    error: NodeError | None = None
+
+
+def run(main: Callable[[Reactor], Coroutine[Any, Any, T]]) -> T:
+    """Run it on the reactor, once a process.
+
+    Raises what it raises, `KeyboardInterrupt` after Ctrl-C, `BrokenPipeError` when nobody reads its words any more.
+    """
+    from twisted.internet import reactor
+
+    run_once = _Run(cast(Reactor, reactor), main)
+    run_once.whole()
+    return run_once.result()
+
+
+class _Run(Generic[T]):
+    """Its coroutine ends before the reactor does: whoever interrupts it waits until it has cleaned up."""
+
+    def __init__(self, reactor: Reactor, main: Callable[[Reactor], Coroutine[Any, Any, T]]) -> None:
+        self._reactor = reactor
+        self._main = main
+        self._outcome: list[T | Failure] = []
+        self._work: Deferred[None] | None = None
+        self._broken = False
+
+    def whole(self) -> None:
+        self._reactor.callWhenRunning(self._begin)
+        self._reactor.addSystemEventTrigger("before", "shutdown", self._end)
+        self._reactor.run()
+
+    def result(self) -> T:
+        if self._broken:
+            raise BrokenPipeError(errno.EPIPE, "nobody reads this")
+        if not self._outcome:
+            raise KeyboardInterrupt
+        (outcome,) = self._outcome
+        if not isinstance(outcome, Failure):
+            return outcome
+        if outcome.check(CancelledError):
+            raise KeyboardInterrupt
+        assert outcome.value is not None
+        raise outcome.value
+
+    def _begin(self) -> None:
+        tell_when_broken(IReactorFDSet(self._reactor), self._break)
+        work = Deferred.fromCoroutine(self._main(self._reactor))
+        self._work = work.addBoth(self._outcome.append)
+        self._work.addBoth(lambda _: self._reactor.callLater(0, self._stop))
+
+    def _end(self) -> Deferred[None] | None:
+        if self._work is not None and not self._outcome:
+            self._work.cancel()
+        return self._work
+
+    def _break(self) -> None:
+        if not self._outcome:  # else it is the reactor that closes all when it ends
+            self._broken = True
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._reactor.running:
+            self._reactor.stop()
+
+
+class Fleet:
+    """Clients of several nodes, for `async with`: asked `AT_ONCE` at a time, none waits for another one's answer."""
+
+    def __init__(self, reactor: Reactor, targets: Mapping[str, Target], deadline: float) -> None:
+        self.reactor = reactor
+        self._deadline = deadline
+        self._aio = Aio(reactor) if any(target.transport == "grpc" for target in targets.values()) else None
+        self._targets = targets
+        self.nodes: list[Asked] = []
+
+    async def __aenter__(self) -> Self:
+        if self._aio is not None:
+            self._aio.startService()
+        for name, target in self._targets.items():
+            client = connect(self.reactor, target, deadline=self._deadline, aio=self._aio)
+            self.nodes.append(Asked(name, client, self.reactor))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await gatherResults([Deferred.fromCoroutine(node.client.close()) for node in self.nodes], consumeErrors=True)
+        if self._aio is not None:
+            self._aio.stopService()
+
+    async def ask(self, work: Work[T], at_once: int = AT_ONCE) -> list[Outcome[T]]:
+        """What came of it, in the order of the nodes. Raises what is no `NodeError`."""
+        return await parallel([partial(asked, node, work) for node in self.nodes], at_once)
+
+
+async def parallel(works: Iterable[Callable[[], Coroutine[Any, Any, T]]], at_once: int) -> list[T]:
+    """What all of them bring, in their order. Raises the first error."""
+    places = DeferredSemaphore(at_once)
+    try:
+        return await gatherResults([places.run(work) for work in works], consumeErrors=True)
+    except FirstError as error:
+        assert error.subFailure.value is not None
+        raise error.subFailure.value
+
+
+async def asked(node: Asked, work: Work[T]) -> Outcome[T]:
+    try:
+        return Outcome(node.name, answer=await work(node))
+    except NodeError as error:
+        return Outcome(node.name, error=error)
+
+
+async def ask(reactor: Reactor, targets: Mapping[str, Target], work: Work[T], deadline: float) -> list[Outcome[T]]:
+    """Ask these nodes once."""
+    async with Fleet(reactor, targets, deadline) as fleet:
+        return await fleet.ask(work)
+
+
+def each(outcomes: Sequence[Outcome[T]]) -> list[tuple[str, T]]:
+    """The answers, by node."""
+    return [(outcome.node, outcome.answer) for outcome in outcomes if outcome.answer is not None]

@@ -1,0 +1,66 @@
+"""A terminal that is written again and again, and the keys that are pressed meanwhile."""
+
+from __future__ import annotations
+
+import os
+import sys
+import termios
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from twisted.internet.interfaces import IReactorFDSet, IReadDescriptor
+from twisted.internet.main import CONNECTION_DONE
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+
+@contextmanager
+def screen(console: Console) -> Iterator[Callable[[RenderableType], None]]:
+    """The whole terminal; what was on it is there again afterwards. Yields what draws it."""
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        yield lambda drawn: live.update(drawn, refresh=True)
+
+
+@contextmanager
+def keys(reactor: IReactorFDSet, pressed: Callable[[str], None]) -> Iterator[None]:
+    """Tells of each key, without echo; nothing where standard input is no terminal."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    number = sys.stdin.fileno()
+    before = termios.tcgetattr(number)
+    tty.setcbreak(number)
+    reader = _Keys(reactor, number, pressed)
+    reactor.addReader(reader)
+    try:
+        yield
+    finally:
+        reactor.removeReader(reader)
+        termios.tcsetattr(number, termios.TCSADRAIN, before)
+
+
+@implementer(IReadDescriptor)
+class _Keys:
+    def __init__(self, reactor: IReactorFDSet, number: int, pressed: Callable[[str], None]) -> None:
+        self._reactor = reactor
+        self._number = number
+        self._pressed = pressed
+
+    def fileno(self) -> int:
+        return self._number
+
+    def logPrefix(self) -> str:
+        return "keys"
+
+    def doRead(self) -> Failure | None:
+        read = os.read(self._number, 64)
+        for key in read.decode("ascii", "ignore"):
+            self._pressed(key)
+        return None if read else Failure(CONNECTION_DONE)
+
+    def connectionLost(self, reason: Failure) -> None:
+        """The terminal is gone: so will be this process, by a signal."""
+        self._reactor.removeReader(self)

@@ -1,0 +1,30 @@
+"""Figures as people read them. Pure."""
+
+from __future__ import annotations
+
+_STEP = 1024
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def size(count: float) -> str:
+    """Bytes, in the unit in which they have up to four figures."""
+    for unit in _UNITS[:-1]:
+        if abs(count) < _STEP:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= _STEP
+    return f"{count:.1f} {_UNITS[-1]}"
+
+
+def rate(count: float) -> str:
+    return f"{size(count)}/s"
+
+
+def span(seconds: int) -> str:
+    """A time in its two largest units."""
+    units = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+    for at, (length, unit) in enumerate(units):
+        if seconds >= length:
+            rest = [(seconds % length) // units[at + 1][0], units[at + 1][1]] if at + 1 < len(units) else []
+            more = f" {rest[0]} {rest[1]}" if rest and rest[0] else ""
+            return f"{seconds // length} {unit}{more}"
+    return "0 s"
