@@ -62,6 +62,8 @@ _SERVING = (
     Setting("TLS_MIN", "1.2 or 1.3: the oldest version of TLS that is spoken", "1.2"),
     Setting("STATE_DIR", "where the node keeps what must outlive it; its own, mode 0700", _STATE_DIR),
     Setting("LOG_BUFFER_SIZE", "how many log lines are kept for readers", "10000"),
+    Setting("LOG_FORMAT", "text or json: how the node writes its own log; json is one line an event", "text"),
+    Setting("LOG_USERS", "on: the node's own log may name users", "off"),
 )
 _BACKEND = (
     Setting("STOP_GRACE", "seconds a core lives on after a Stop with x-api-key, for the Start that follows it", "30"),
@@ -113,6 +115,8 @@ class Settings:
     newest_tls: bool
     state_dir: Path
     log_buffer_size: int
+    log_json: bool
+    log_users: bool
     stop_grace: int
     drain_timeout: float
     drain_generations: int
@@ -195,6 +199,8 @@ class _Check:
             newest_tls=self._word("TLS_MIN", "1.2", "1.3") == "1.3",
             state_dir=state_dir,
             log_buffer_size=self._number("LOG_BUFFER_SIZE", 1, 1_000_000),
+            log_json=self._word("LOG_FORMAT", "text", "json") == "json",
+            log_users=self._word("LOG_USERS", "on", "off") == "on",
             stop_grace=self._number("STOP_GRACE", 0, 3600),
             drain_timeout=self._seconds("DRAIN_TIMEOUT", 1, 86_400),
             drain_generations=self._number("DRAIN_GENERATIONS", 0, 100),

@@ -8,13 +8,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, cast
 
-from twisted.application.service import IService, Service
+from twisted.application.service import IService, IServiceCollection, Service
 from twisted.internet.defer import Deferred, ensureDeferred, gatherResults, maybeDeferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IListeningPort
@@ -22,7 +22,7 @@ from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
 
 from drivers.registry import DRIVER_SETTINGS, Drivers
-from node import __version__, deployed
+from node import __version__, deployed, log_lines
 from node.aio import Aio
 from node.api.auth import Authenticator
 from node.api.calls import Calls
@@ -112,7 +112,8 @@ def makeService(options: Options) -> IService:
         settings = load(options.settings(), Path.cwd(), drivers=DRIVER_SETTINGS)
     except BadSettings as bad:
         raise SystemExit("\n".join(f"txnode cannot start: {fault}" for fault in bad.faults)) from bad
-    return NodeService(node_reactor, settings)
+    Logger.names_users = settings.log_users
+    return NodeService(node_reactor, settings, options.parent or {})
 
 
 def follow_no_clock_on_the_wall(reactor: Reactor) -> None:
@@ -130,7 +131,9 @@ class NodeService(Service):
 
     log = Logger()
 
-    def __init__(self, reactor: Reactor, settings: Settings) -> None:
+    def __init__(self, reactor: Reactor, settings: Settings, twistd: Mapping[str, Any] | None = None) -> None:
+        """`twistd`: the options of that, which say where the log goes."""
+        self._twistd = twistd or {}
         self._reactor = reactor
         self._settings = settings
         self._state = StateDirectory(settings.state_dir)
@@ -192,6 +195,15 @@ class NodeService(Service):
         )
         self._entrance = Entrance(self._site.connections, self._site, self._upstream)
         self._ports: list[IListeningPort] = []
+
+    def setServiceParent(self, parent: IServiceCollection) -> None:
+        """Said to an application, whose log begins next."""
+        super().setServiceParent(parent)
+        if self._settings.log_json:
+            try:
+                log_lines.install(parent, self._twistd, self._reactor.callFromThread)
+            except ValueError as error:
+                raise SystemExit(f"txnode cannot start: {error}") from error
 
     def _pages(self, meters: Meters) -> tuple[Page, ...]:
         """What is told to monitoring."""

@@ -30,7 +30,7 @@ from drivers.install import archive, gobuild, wheels
 from drivers.install.releases import CORES, Core, InstallError, Unavailable, choose
 from drivers.process.leash import MISSING, UNFIT, leashed
 
-__all__ = ["InstallError", "find", "main", "obtain", "version_of"]
+__all__ = ["InstallError", "cores_directory", "find", "install", "main", "obtain", "version_of"]
 
 _WORK = ".work-"
 
@@ -73,9 +73,11 @@ def obtain(
     `url` is a mirror (else the environment's). Of two installs at once, the second waits and uses what the first made.
     Raises InstallError; DigestMismatch if a download is not the pinned file.
     """
-    found = find(core, configured, pinned, directory, note=_say)
-    if found:
-        return found
+    return find(core, configured, pinned, directory, note=_say) or install(core, pinned, directory, url)
+
+
+def install(core: Core, pinned: bool = False, directory: Path | None = None, url: str | None = None) -> Path:
+    """The executable of `core` in the cores directory, installed if it is not there yet. See `obtain`."""
     directory = directory or cores_directory()
     url = url or os.environ.get(core.variable("DOWNLOAD_URL")) or core.url
     try:

@@ -157,10 +157,10 @@ class Calls:
         self._open.add(feed)
         return feed
 
-    def logs(self, method: Method, caller: Caller) -> LogReader:
-        """A reader of its own: the ring's tail, then what comes."""
+    def logs(self, method: Method, caller: Caller, last: str = "") -> LogReader:
+        """A reader of its own: the ring's tail, or what is behind the last line that was read; then what comes."""
         self.admit(method, caller)
-        reader = LogReader(self._ring, caller)
+        reader = LogReader(self._ring, caller, last)
         self._open.add(reader)
         return reader
 

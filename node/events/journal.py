@@ -134,12 +134,13 @@ class Journal:
 
     def read(self, after: int) -> list[Packed]:
         """The next events behind this number, oldest first."""
-        begin = bisect_right(self._events, after, key=lambda packed: packed.sequence)
+        begin = bisect_right(self._events, after, key=_number)
         return [packed for packed in self._events[begin : begin + READ] if packed.sequence <= self._sure]
 
     def has(self, after: int) -> bool:
         """There are events behind this number that readers may see."""
-        return bool(self._events) and after < min(self._events[-1].sequence, self._sure)
+        behind = bisect_right(self._events, after, key=_number)
+        return behind < len(self._events) and self._events[behind].sequence <= self._sure
 
     def knows(self, sequence: int, epoch: str) -> bool:
         """This number was given out, in this epoch if one is said."""
@@ -183,6 +184,10 @@ class Journal:
         waiting, self._waiting = self._waiting, []
         for waiter in waiting:
             waiter.callback(None)
+
+
+def _number(packed: Packed) -> int:
+    return packed.sequence
 
 
 def event(kind: Kind, sequence: int, when: float, text: str, fields: dict[str, object]) -> Event:

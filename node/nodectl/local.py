@@ -8,13 +8,11 @@ from typing import Literal
 
 from cryptography import x509
 
-from node import env_file
 from node.nodectl.exits import Unusable
+from node.nodectl.here import here
 from node.nodectl.profiles import LOCAL, Profile
 from node.settings import BadSettings, Settings, load
 
-# Where the unit of `deploy/` has a node.
-SERVICE_SETTINGS, SERVICE_STATE = Path("/etc/txnode/node.env"), "/var/lib/txnode"
 _ANY = ("", "0.0.0.0", "::")  # noqa: S104 - what a node may be told to listen on
 _REMEDY = "go to the node's directory, be its user or root, or name a node: --node NAME"
 
@@ -32,14 +30,11 @@ def local(directory: Path, environ: Mapping[str, str]) -> Profile:
 
 def _settings(directory: Path, environ: Mapping[str, str]) -> Settings:
     """As the node reads them; in a clone the certificate is the one in its STATE_DIR, as `scripts/run` has it."""
-    if not (directory / ".env").exists() and not (directory / environ.get("STATE_DIR", "var")).is_dir():
-        service = env_file.read(SERVICE_SETTINGS.read_text()) if SERVICE_SETTINGS.exists() else {}
-        if service or Path(SERVICE_STATE).exists():
-            return load({}, Path("/"), {"STATE_DIR": SERVICE_STATE, **service}, drivers=())
-    if (directory / environ.get("STATE_DIR", "var") / "certificate.pem").is_file():
+    place = here(directory, environ)
+    if not place.service and (directory / environ.get("STATE_DIR", "var") / "certificate.pem").is_file():
         # To OpenSSL this is something else: where the authorities are.
         environ = {name: value for name, value in environ.items() if name not in ("SSL_CERT_FILE", "SSL_KEY_FILE")}
-    return load({}, directory, environ, drivers=())
+    return load({}, place.directory, place.environ if place.service else environ, drivers=())
 
 
 def _profile(settings: Settings) -> Profile:

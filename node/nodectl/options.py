@@ -75,6 +75,11 @@ def _file(envvar: str | None) -> Callable[[F], F]:
     )
 
 
+def json_option(function: F) -> F:
+    """For commands of this machine alone: `--json`. Their first argument is the session, too."""
+    return _JSON(function)
+
+
 def options(function: F, envvar: str | None = None) -> F:
     """Give a command these options; its first argument is then the session (`click.pass_obj`)."""
     for option in (_TIMEOUT, _JSON, _ALL, _NAMED, _file(envvar)):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Self, TypeVar, cast
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore, FirstError, gatherResults
+from twisted.internet.interfaces import IReactorFDSet
 from twisted.python.failure import Failure
 
 from node.aio import Aio
 from node.client import Client, Target, connect
 from node.errors import NodeError
+from node.nodectl.pipe import tell_when_broken
 from node.reactor import Reactor
 
 # Nodes that are asked at once.
@@ -41,7 +44,10 @@ class Outcome(Generic[T]):
 
 
 def run(main: Callable[[Reactor], Coroutine[Any, Any, T]]) -> T:
-    """Run it on the reactor, once a process. Raises what it raises, `KeyboardInterrupt` after Ctrl-C."""
+    """Run it on the reactor, once a process.
+
+    Raises what it raises, `KeyboardInterrupt` after Ctrl-C, `BrokenPipeError` when nobody reads its words any more.
+    """
     from twisted.internet import reactor
 
     run_once = _Run(cast(Reactor, reactor), main)
@@ -57,6 +63,7 @@ class _Run(Generic[T]):
         self._main = main
         self._outcome: list[T | Failure] = []
         self._work: Deferred[None] | None = None
+        self._broken = False
 
     def whole(self) -> None:
         self._reactor.callWhenRunning(self._begin)
@@ -64,6 +71,8 @@ class _Run(Generic[T]):
         self._reactor.run()
 
     def result(self) -> T:
+        if self._broken:
+            raise BrokenPipeError(errno.EPIPE, "nobody reads this")
         if not self._outcome:
             raise KeyboardInterrupt
         (outcome,) = self._outcome
@@ -75,6 +84,7 @@ class _Run(Generic[T]):
         raise outcome.value
 
     def _begin(self) -> None:
+        tell_when_broken(IReactorFDSet(self._reactor), self._break)
         work = Deferred.fromCoroutine(self._main(self._reactor))
         self._work = work.addBoth(self._outcome.append)
         self._work.addBoth(lambda _: self._reactor.callLater(0, self._stop))
@@ -83,6 +93,11 @@ class _Run(Generic[T]):
         if self._work is not None and not self._outcome:
             self._work.cancel()
         return self._work
+
+    def _break(self) -> None:
+        if not self._outcome:  # else it is the reactor that closes all when it ends
+            self._broken = True
+            self._stop()
 
     def _stop(self) -> None:
         if self._reactor.running:
@@ -112,9 +127,9 @@ class Fleet:
         if self._aio is not None:
             self._aio.stopService()
 
-    async def ask(self, work: Work[T]) -> list[Outcome[T]]:
+    async def ask(self, work: Work[T], at_once: int = AT_ONCE) -> list[Outcome[T]]:
         """What came of it, in the order of the nodes. Raises what is no `NodeError`."""
-        return await parallel([partial(asked, node, work) for node in self.nodes], AT_ONCE)
+        return await parallel([partial(asked, node, work) for node in self.nodes], at_once)
 
 
 async def parallel(works: Iterable[Callable[[], Coroutine[Any, Any, T]]], at_once: int) -> list[T]:

@@ -13,12 +13,14 @@ import click
 from rich.console import Console
 
 from node.client import Target
+from node.errors import NodeError
 from node.nodectl import profiles
 from node.nodectl.exits import Exit, Unusable, code_of, together
+from node.nodectl.here import Here, here
 from node.nodectl.local import local
 from node.nodectl.output import Row, say_error, say_json, say_table
 from node.nodectl.profiles import LOCAL, Nodes, Profile
-from node.nodectl.running import Fleet, Outcome, Work, ask, each, run
+from node.nodectl.running import Asked, Fleet, Outcome, Work, ask, asked, each, run
 from node.nodectl.targets import target_of
 from node.reactor import Reactor
 
@@ -41,31 +43,51 @@ class Session:
     named: tuple[str, ...] = ()
     all: bool = False
     json: bool = False
-    timeout: float = TIMEOUT
+    timeout: float | None = None
 
     @property
     def nodes(self) -> Nodes:
         """The file of nodes. Raises `Unusable`."""
         return profiles.read(self.file or default_file(), needed=self.file is not None)
 
+    @property
+    def here(self) -> Here:
+        """The node of this machine. Raises `Unusable`."""
+        try:
+            return here(Path.cwd(), os.environ)
+        except (OSError, UnicodeDecodeError) as error:
+            raise Unusable(f"the settings of this machine's node cannot be read: {error}")
+
     def targets(self) -> dict[str, Target]:
         """The nodes to ask, by name. Raises `Unusable`."""
         return {profile.name: target_of(profile, os.environ) for profile in self._chosen()}
 
     def ask(self, work: Work[T], timeout: float | None = None) -> list[Outcome[T]]:
-        """Ask all chosen nodes at once. `timeout`: seconds for commands that may take longer than others."""
-        targets, deadline = self.targets(), max(self.timeout, timeout or 0)
+        """Ask all chosen nodes at once. `timeout`: seconds, for commands that may take longer, if none are said."""
+        targets, deadline = self.targets(), self.timeout or timeout or TIMEOUT
         names = ", ".join(targets)
         console = Console(stderr=True)
         with console.status(f"asking {names}") if console.is_terminal and not self.json else nullcontext():
             return run(lambda reactor: ask(reactor, targets, work, deadline))
+
+    def stream(self, work: Work[None]) -> NoReturn:
+        """Have work say what comes of all chosen nodes at once, to its end; errors are said as they come, too."""
+
+        async def told(node: Asked) -> NodeError | None:
+            outcome = await asked(node, work)
+            if outcome.error is not None:
+                say_error(node.name, outcome.error)
+            return outcome.error
+
+        ended = self.attend(lambda fleet: fleet.ask(told, len(fleet.nodes)))
+        raise click.exceptions.Exit(together(code_of(one.answer) if one.answer else Exit.OK for one in ended))
 
     def attend(self, work: Callable[[Fleet], Coroutine[Any, Any, T]]) -> T:
         """For commands that go on until they are ended."""
         targets = self.targets()
 
         async def main(reactor: Reactor) -> T:
-            async with Fleet(reactor, targets, self.timeout) as fleet:
+            async with Fleet(reactor, targets, self.timeout or TIMEOUT) as fleet:
                 return await work(fleet)
 
         return run(main)

@@ -24,7 +24,7 @@ from node.api.pages import Page
 from node.errors import Internal, InvalidRequest, NodeError, UnknownPath, WrongMediaType, WrongVerb
 from node.logs import Logger
 from node.transport.site import Request
-from node.transport.streams import EventStream, LogStream, ServerSentEvents, accepts_events, resumed
+from node.transport.streams import EventStream, ServerSentEvents, accepts_events, log_stream, resumed
 from node.waiting import fire, lasting
 from protos.service_pb2 import EventsRequest
 
@@ -129,7 +129,7 @@ async def _fed(calls: Calls, method: Method, request: Request) -> Reply:
 
 
 async def _logs(calls: Calls, method: Method, request: Request) -> bytes:
-    await LogStream(request, calls.logs(method, request.caller)).run()
+    await log_stream(request, calls, method).run()
     return b""
 
 

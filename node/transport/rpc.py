@@ -27,7 +27,7 @@ from grpc_reflection.v1alpha import reflection
 from node.api.auth import Authenticator, Caller
 from node.api.calls import Calls, OpenFeed, Reply, parse, watched
 from node.api.methods import MAX_BODY, METHODS, SERVICE, Kind, Method
-from node.api.readers import EventReader, LogReader
+from node.api.readers import EventReader, LogReader, PlacedReader
 from node.door.upstream import Upstream
 from node.errors import Forbidden, Internal, InvalidRequest, NodeError, Unauthenticated, UnknownPath
 from node.logs import Logger
@@ -37,6 +37,8 @@ from protos.service_pb2 import EventsRequest, Log
 
 # Seconds that calls under way may take to end at shutdown.
 GRACE = 1.0
+# Metadata of those who read log lines with ids.
+LAST = "last-event-id"
 # Messages of a stream that may wait to be handed over; then no more are read.
 BATCH = 256
 BATCH_BYTES = 1024 * 1024
@@ -272,14 +274,20 @@ class _Handlers:
         return self._calls.open(method, self._known(peer, caller))
 
     async def _logs(self, method: Method, caller: Caller, _: bytes, context: Context) -> AsyncIterator[bytes]:
-        reader: LogReader = await self._aio.call(self._read_by, context.peer(), method, caller)
+        last = _last(context.invocation_metadata())
+        reader: LogReader = await self._aio.call(self._read_by, context.peer(), method, caller, last or "")
         await context.send_initial_metadata(())
+        placed = PlacedReader(reader)
         while True:
-            for line in await _answered(self._aio.call(reader.next), context):
-                yield Log(detail=line).SerializeToString()
+            if last is None:
+                for line in await _answered(self._aio.call(reader.next), context):
+                    yield Log(detail=line).SerializeToString()
+            else:
+                for line, place in await _answered(self._aio.call(placed.next), context):
+                    yield Log(detail=line, id=place).SerializeToString()
 
-    async def _read_by(self, peer: str, method: Method, caller: Caller) -> LogReader:
-        return self._calls.logs(method, self._known(peer, caller))
+    async def _read_by(self, peer: str, method: Method, caller: Caller, last: str) -> LogReader:
+        return self._calls.logs(method, self._known(peer, caller), last)
 
     async def _events(self, method: Method, caller: Caller, body: bytes, context: Context) -> AsyncIterator[bytes]:
         opening = self._aio.call(self._followed_by, context.peer(), method, caller, body)
@@ -353,6 +361,11 @@ def _credentials(metadata: Iterable[tuple[str, str | bytes]]) -> tuple[list[str]
         [value for key, value in pairs if key == "authorization"],
         [value for key, value in pairs if key == "x-api-key"],
     )
+
+
+def _last(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+    """The id of the last log line that a client read, empty for none; nothing if it does not ask for ids."""
+    return next((value for key, value in metadata or () if key == LAST and isinstance(value, str)), None)
 
 
 def _serving(ready: bool) -> Any:

@@ -37,16 +37,19 @@ class NodeProcess:
     """A node on free ports of 127.0.0.1, started by the `with` statement; it may be stopped and started inside.
 
     `directory` is an empty one for its files; `environment` is added to the settings (an empty value takes one away),
-    and `through` stands before its command.
+    `through` stands before its command, and `twistd` are options of that.
     At the end of the block the node is stopped, and `AssertionError` is raised if it or any process of its own is left.
     """
 
     # How its process is made.
     child: ClassVar[type[Child]] = Child
 
-    def __init__(self, directory: Path, *, through: Sequence[str] = (), **environment: str) -> None:
+    def __init__(
+        self, directory: Path, *, through: Sequence[str] = (), twistd: Sequence[str] = (), **environment: str
+    ) -> None:
         self.directory = directory
         self._through = through
+        self._twistd = twistd
         self.host = "127.0.0.1"
         self.rest_port, self.grpc_port = free_port(), free_port()
         self.key = str(uuid.uuid4())
@@ -83,7 +86,7 @@ class NodeProcess:
 
     def start(self) -> None:
         """Run the node and wait until its ports accept. Raises `AssertionError` with its output if they do not."""
-        argv = [*self._through, str(_TWISTD), "--nodaemon", "--pidfile=", "node"]
+        argv = [*self._through, str(_TWISTD), "--nodaemon", "--pidfile=", *self._twistd, "node"]
         self._child = self.child(argv, self.environment, directory=self.directory)
         ports = [int(self.environment[name]) for name in _PORTS if name in self.environment]
         self._child.ready(lambda: all(map(accepts, ports)), _READY, f"the node accepts on {ports}")

@@ -90,6 +90,20 @@ def test_the_curl_example_prints_what_the_node_is(clone: Clone) -> None:
 
 
 @pytest.mark.core
+def test_the_nodectl_example_runs_a_core(clone: Clone) -> None:
+    """The block with nodectl runs as it stands: the core starts, the user is in, the core stops."""
+    # Where the ports are the usual ones nobody has to say them.
+    ports = f"export REST_PORT={clone.node.rest_port} GRPC_PORT={clone.node.grpc_port}\n"
+    block = ports + clone.here(example("sh", "nodectl start"))
+    printed = run(["bash", "-euo", "pipefail", "-c", block], clone.directory)
+    rows = [line.split() for line in printed.splitlines()]
+    assert [row[:2] for row in rows if row[0] in ("running", "stopped")] == [["running", "xray"], ["stopped", "xray"]]
+    assert ["alice", "in", "confirmed"] in rows
+    assert ["in", "0", "0"] in rows
+    assert not clone.node.core_pids()
+
+
+@pytest.mark.core
 def test_the_python_example_runs_a_core(clone: Clone) -> None:
     """The block in Python runs as it stands: the core starts, the user has both rows of zeros, the core stops."""
     (clone.directory / "example.py").write_text(clone.here(example("python", "import grpc")))

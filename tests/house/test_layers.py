@@ -29,18 +29,21 @@ ROOMS: dict[str, set[str]] = {
         *("node", "node.errors", "node.logs", "node.periodic", "node.reactor", "node.waiting"),
         *("node.keyfile", "node.secret_file", "node.settings", "node.watching"),
     },
+    "node.doctor": {"node.certificate", "node.secret_file", "node.settings", "node.state"},
     "node.events": {"node.logs", "node.state"},
     "node.metrics": {
         *("node.backend", "node.contract", "node.machine", "node.state", "node.traffic"),
         *("node", "node.api.pages", "node.errors", "node.logs", "node.periodic", "node.reactor"),
     },
-    "node.door": {"node.logs", "node.waiting", "node.watching"},
+    "node.door": {"node.logs", "node.repeated", "node.waiting", "node.watching"},
     "node.transport": {"node.api", "node.door", "node.aio", "node.errors", "node.keyfile", "node.logs", "node.waiting"},
     "node.client": {"node.api", "node.aio", "node.errors", "node.logs"},
     "node.nodectl": {"node", "node.aio", "node.client", "node.env_file", "node.errors", "node.logs", "node.reactor"}
-    | {"node.settings", "node.nodectl.users"},
+    | {"node.settings", "node.nodectl.users", "node.secret_file", "node.keys", "node.keyfile", "node.certificate"}
+    | {"drivers.install", "node.doctor"},
     "node.nodectl.users": {"node.contract"},
     "node.nodectl.commands": {
+        "node.doctor",
         "node.nodectl",
         "node.nodectl.users",
         "node.client",
@@ -190,7 +193,10 @@ def test_transports_do_not_know_each_other() -> None:
 def test_only_the_wiring_knows_which_cores_there_are() -> None:
     """The node knows what a driver is, not which ones there are; a new core is one line of the registry."""
     found = {(name, target) for name in modules() for target in own_imports(name) if within(name, "node")}
-    assert {pair for pair in found if within(pair[1], "drivers")} == {("node.tap", "drivers.registry")}
+    drivers = {pair for pair in found if within(pair[1], "drivers") and not within(pair[1], "drivers.install")}
+    assert drivers == {("node.tap", "drivers.registry")}
+    # The command line installs cores.
+    assert {name for name, target in found if within(target, "drivers.install")} == {"node.nodectl.cores"}
 
 
 @functools.cache
@@ -334,7 +340,7 @@ def test_who_reads_the_environment() -> None:
 
 def test_who_logs() -> None:
     """Every log is written by the logger that makes texts of others printable."""
-    assert who_imports("twisted.logger", "logging") == {"node.logs"}
+    assert who_imports("twisted.logger", "logging") == {"node.logs", "node.log_lines"}
 
 
 def test_who_crosses_threads() -> None:

@@ -57,6 +57,8 @@ def test_nothing_but_a_key_is_needed(home: Path) -> None:
         newest_tls=False,
         state_dir=home / "var",
         log_buffer_size=10000,
+        log_json=False,
+        log_users=False,
         stop_grace=30,
         drain_timeout=600,
         drain_generations=4,

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
+from node.errors import UnknownPath
 from node.nodectl import kinds, userfile
 from node.nodectl.commands.info import COLUMNS, rows
+from node.nodectl.exits import Exit
+from node.nodectl.members import listed
 from node.nodectl.options import options
-from node.nodectl.running import Asked
+from node.nodectl.output import note
+from node.nodectl.running import Asked, each
 from node.nodectl.session import Session
+from node.nodectl.users.rows import not_in
 from protos import service_pb2 as pb
 
 # Seconds: a core that is to come up with many users takes its time.
 TIMEOUT = 120.0
+# Users who are not in and are said each with the reason.
+SHOWN = 20
 
 
 @click.command
@@ -41,7 +51,20 @@ def command(
         exclude_inbounds=exclude,
     )
 
-    async def start(node: Asked) -> pb.BaseInfoResponse:
-        return await node.client.start(backend)
+    outcomes = session.ask(partial(_start, backend), TIMEOUT)
+    refused = [(node, user) for node, answer in each(outcomes) for user in answer["refused"]]
+    for node, user in refused[:SHOWN]:
+        note(f"{node}: {user['name']} is not in: {user['why']}")
+    if len(refused) > SHOWN:
+        note(f"and {len(refused) - SHOWN} more; nodectl users list --unconfirmed has them all")
+    code = Exit.USERS_REFUSED if refused else Exit.OK
+    session.report(outcomes, COLUMNS, lambda answer: rows(answer["info"]), code)
 
-    session.report(session.ask(start, TIMEOUT), COLUMNS, rows)
+
+async def _start(backend: pb.Backend, node: Asked) -> dict[str, Any]:
+    info = await node.client.start(backend)
+    with suppress(UnknownPath):  # an older node does not say who is in
+        wanted = [user for user in backend.users if user.inbounds]
+        found = (await listed(node, [user.email for user in wanted])).users if wanted else []
+        return {"info": info, "refused": [{"name": name, "why": why} for name, why in not_in(wanted, found)]}
+    return {"info": info, "refused": []}

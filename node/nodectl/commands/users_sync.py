@@ -31,7 +31,7 @@ SHARE = 0.2
 # Names that a question, or a note, lists.
 LISTED = 20
 
-_FILE = click.argument("file", type=click.Path(path_type=Path))
+_FILE = click.argument("source", metavar="FILE", type=click.Path(path_type=Path))
 _INBOUNDS = click.option(
     "--inbound", "inbounds", multiple=True, metavar="TAG", help="For users of whom FILE names no inbounds."
 )
@@ -43,9 +43,9 @@ COUNTED = ("added", "changed", "removed", "same", "refused")
 @_INBOUNDS
 @options
 @click.pass_obj
-def diff(session: Session, file: Path, inbounds: tuple[str, ...]) -> None:
+def diff(session: Session, source: Path, inbounds: tuple[str, ...]) -> None:
     """What `sync` would do with FILE: + adds, ~ changes, - removes a user. The code is 7 if it is anything."""
-    _show(session, userfile.read(file, inbounds))
+    _show(session, userfile.read(source, inbounds))
 
 
 @click.command
@@ -55,12 +55,12 @@ def diff(session: Session, file: Path, inbounds: tuple[str, ...]) -> None:
 @click.option("--yes", is_flag=True, help=f"Do not ask, though more than {SHARE:.0%} of a node's users would go.")
 @options
 @click.pass_obj
-def sync(session: Session, file: Path, inbounds: tuple[str, ...], dry_run: bool, yes: bool) -> None:
+def sync(session: Session, source: Path, inbounds: tuple[str, ...], dry_run: bool, yes: bool) -> None:
     """Make the users of FILE those of the node: a table, JSON, or an export of a panel.
 
     What differs is changed, removals first; who is not in FILE is removed. Others notice nothing.
     """
-    users = userfile.read(file, inbounds)
+    users = userfile.read(source, inbounds)
     if dry_run:
         _show(session, users)
     outcomes = session.attend(partial(_sync, session, users, yes))

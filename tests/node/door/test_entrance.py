@@ -33,6 +33,7 @@ from node.door.entrance import Entrance
 from node.door.frames import PREFACE
 from node.door.sockets import Port, Prompt
 from node.door.upstream import Upstream
+from node.events.journal import Journal
 from node.logs import LogRing
 from node.transport.rest import make_app
 from node.transport.rpc import RpcServer
@@ -89,7 +90,7 @@ class DoorCase(TestCase):
         self.addCleanup(directory.cleanup)
         self.directory = Path(directory.name)
         self.clock = Clock()
-        self.calls = Calls(FakeBackend(), LogRing(reactor, 1000))
+        self.calls = Calls(FakeBackend(), LogRing(reactor, 1000), journal=Journal(reactor))
         self.aio = Aio(reactor)
         self.aio.startService()
         self.addCleanup(self.aio.stopService)

@@ -30,7 +30,7 @@ KEY = "3f2b8c1e-0d5a-4b6f-9a77-1c2d3e4f5a6b"
 BEARER = {"Authorization": f"Bearer {KEY}", "Content-Type": MEDIA_TYPE}
 DEPLOYED = {"x-api-key": KEY}
 GARBAGE = b"\x0a\xff"
-REPLIES = [method for method in METHODS if method.kind is not Kind.LOGS]
+REPLIES = [method for method in METHODS if method.kind not in (Kind.LOGS, Kind.EVENTS)]
 UNARY = [method for method in METHODS if method.kind is Kind.UNARY]
 
 

@@ -19,6 +19,7 @@ from node.api.methods import METHODS, SERVICE, Kind, Method
 from node.door.connections import Connection
 from node.door.guesses import AT_ONCE, LATE
 from node.door.relay import Relay
+from node.events.kinds import Kind as Happened
 from node.keyfile import Key, Scope, digest_of
 from node.logs import NODE_MARK
 from protos.service_pb2 import StatRequest
@@ -26,6 +27,7 @@ from tests.node.door.test_entrance import DoorCase, Http2
 from tests.node.transport.test_rest import framed, sample
 from tests.node.transport.test_site import BEARER, Client, head, until
 
+STREAMS = (Kind.LOGS, Kind.EVENTS)
 KEYS = {scope: str(uuid.uuid4()) for scope in Scope}
 NAMED = [Key(scope.word, scope, digest_of(KEYS[scope])) for scope in Scope]
 
@@ -41,6 +43,8 @@ class ScopeCase(DoorCase):
         await super().setUp()
         self.backend: Any = self.calls._backend
         self.ring = self.calls._ring
+        assert self.calls._journal is not None
+        self.calls._journal.tell(Happened.RUNNING, "it runs")
         for authenticator in (self.site.authenticator, self.server._gate._authenticator):
             authenticator.replace(NAMED)
 
@@ -64,7 +68,7 @@ class ScopeCase(DoorCase):
         path = f"/{SERVICE.full_name}/{method.name}"
         with grpc.insecure_channel(self.address) as channel:
             try:
-                if method.kind is Kind.LOGS:
+                if method.kind in STREAMS:
                     stream = channel.unary_stream(path)(body, metadata=metadata, timeout=10)
                     # Metadata of a refusal come with its end, and are none.
                     next(iter(stream))
@@ -90,7 +94,7 @@ class ScopeTests(ScopeCase):
                     status = await deferToThread(self.rest, verb, method.path, key, body)
                     allowed = scope >= method.scope
                     self.assertEqual(status, 200 if allowed else 403, (method, scope))
-                    self.assertEqual(bool(self.backend.heard), allowed and method.kind is not Kind.LOGS)
+                    self.assertEqual(bool(self.backend.heard), allowed and method.kind not in STREAMS)
 
     async def test_over_grpc(self) -> None:
         """The same over gRPC, where it is PERMISSION_DENIED."""
@@ -102,7 +106,7 @@ class ScopeTests(ScopeCase):
                 allowed = scope >= method.scope
                 right = "OK" if allowed else "PERMISSION_DENIED"
                 self.assertEqual(status, right, (method, scope))
-                heard = allowed and method.kind is not Kind.LOGS
+                heard = allowed and method.kind not in STREAMS
                 self.assertEqual(bool(self.backend.heard), heard)
 
     async def test_what_changes_something_takes_all(self) -> None:
@@ -247,6 +251,7 @@ class GuessTests(ScopeCase):
         wrong.transport.abortConnection()
         self.clock.advance(LATE)
         await until(lambda: not self.site.connections)
+        self.site.connections.sum_up()
         self.assertEqual((self.upstream._clients, self.clock.getDelayedCalls()), ({}, []))
 
     def relayed(self) -> list[Connection]:

@@ -1,0 +1,75 @@
+"""`nodectl logs`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+import click
+
+from node.client.logs import CLIENT_MARK
+from node.logs import printable
+from node.nodectl.exits import Unusable
+from node.nodectl.loglines import LEVELS, SOURCES, Wanted, level, source
+from node.nodectl.options import options
+from node.nodectl.output import note, say_json
+from node.nodectl.running import Asked
+from node.nodectl.session import Session
+
+# Seconds without a line after which a node has told what it begins with.
+QUIET = 0.5
+
+
+@click.command
+@click.option("--follow", "-f", is_flag=True, help="Go on with what comes, over crashes and broken connections.")
+@click.option("--grep", metavar="REGEX", help="Lines in which this is found.")
+@click.option("--level", "least", type=click.Choice(LEVELS), help="Lines of the core of this level or a graver one.")
+@click.option("--source", type=click.Choice(SOURCES), help="Lines of the core alone, or of the node.")
+@options
+@click.pass_obj
+def command(session: Session, follow: bool, grep: str | None, least: str | None, source: str | None) -> None:
+    """The newest log lines of the core and the node."""
+    wanted = Wanted(_pattern(grep), least or "", source or "")
+    say = _Sayer(wanted, session.json, many=len(session.targets()) > 1)
+    session.stream(partial(_read, follow, say))
+
+
+def _pattern(grep: str | None) -> re.Pattern[str] | None:
+    try:
+        return re.compile(grep) if grep else None
+    except re.error as error:
+        raise Unusable(f"--grep: {error}")
+
+
+async def _read(follow: bool, say: _Sayer, node: Asked) -> None:
+    """To the last line of those that there are, or on and on."""
+    async with node.client.logs() as stream:
+        lines = await stream.next()
+        while lines:
+            say(node.name, lines)
+            lines = await stream.next(None if follow else QUIET)
+
+
+class _Sayer:
+    """Prints the lines that are wanted as they come; those of many nodes with their names."""
+
+    def __init__(self, wanted: Wanted, json: bool, many: bool) -> None:
+        self._wanted = wanted
+        self._json = json
+        self._many = many
+
+    def __call__(self, node: str, lines: Sequence[str]) -> None:
+        for line in lines:
+            if line.startswith(CLIENT_MARK):
+                note(f"{node}: {line.removeprefix(CLIENT_MARK)}")
+            elif self._wanted.fits(line):
+                self._say(node, line)
+        sys.stdout.flush()
+
+    def _say(self, node: str, line: str) -> None:
+        if self._json:
+            say_json({"node": node, "source": source(line), "level": level(line), "line": line}, indent=None)
+        else:
+            sys.stdout.write(printable(f"{node}: {line}" if self._many else line) + "\n")

@@ -1,0 +1,103 @@
+"""A program on a terminal of its own, whose screen is read as text."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import termios
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pyte
+
+from scripts.staging.wait import until
+
+
+class Terminal:
+    """Runs `argv` in it inside the `with` block. `lines` is what stands on the screen; `raw` all that was written."""
+
+    def __init__(
+        self, argv: Sequence[str], environment: Mapping[str, str], directory: Path, columns: int = 100, rows: int = 30
+    ) -> None:
+        self._argv, self._environment, self._directory = argv, {**environment, "TERM": "xterm-256color"}, directory
+        self._size = columns, rows
+        self._screen: Any = pyte.Screen(columns, rows)
+        self._stream: Any = pyte.ByteStream(self._screen)
+        self._lock = threading.Lock()
+        self.raw = b""
+
+    def __enter__(self) -> Self:
+        self._ours, theirs = pty.openpty()
+        columns, rows = self._size
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self._theirs = theirs
+        self._process = subprocess.Popen(
+            self._argv,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=dict(self._environment),
+            cwd=self._directory,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait(10)
+        os.close(self._theirs)
+        self._reader.join(5)
+        os.close(self._ours)
+
+    @property
+    def lines(self) -> list[str]:
+        with self._lock:
+            return [line.rstrip() for line in self._screen.display]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines).strip()
+
+    @property
+    def modes(self) -> list[Any]:
+        """How the terminal is set: what it echoes, and when it hands on what is typed."""
+        return termios.tcgetattr(self._theirs)
+
+    def find(self, *words: str, timeout: float = 20.0) -> str:
+        """The screen as soon as all of these words stand on it."""
+        try:
+            until(lambda: all(word in self.text for word in words), timeout, f"{words} on the screen")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it has\n{self.text}")
+        return self.text
+
+    def type(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
+
+    def wait(self, timeout: float = 10.0) -> int:
+        """The exit status of the program."""
+        return self._process.wait(timeout)
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = os.read(self._ours, 65536)
+            except OSError:  # nobody has the other end any more
+                return
+            if not data:
+                return
+            with self._lock:
+                self.raw += data
+                self._stream.feed(data)

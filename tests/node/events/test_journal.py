@@ -1,0 +1,330 @@
+"""The journal: numbers that are never given out twice, bounds, and what readers are told of both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from node.api.auth import Caller
+from node.api.readers import EventReader
+from node.errors import Unauthenticated
+from node.events import journal as journal_module
+from node.events.journal import BYTES, EVENTS, MAX_FIELD, MAX_TEXT, READ, RESERVED, Journal
+from node.events.kinds import Kind, fits
+from node.events.users import NAMED, TOGETHER, UserEvents
+from node.keyfile import Key, Scope
+from node.state.events import Margins, Packed
+from protos.service_pb2 import Event, EventsRequest
+
+CALLER = Caller(Key("test", Scope.READ, b""))
+
+
+class Disk:
+    """What a state file would have. While `away`, nothing reaches it."""
+
+    def __init__(self) -> None:
+        self.margins: Margins | None = None
+        self.events: dict[int, bytes] = {}
+        self.waiting: list[tuple[Margins, Packed | None]] = []
+        self.away = False
+
+    def event(self, margins: Margins, event: Packed | None = None) -> None:
+        self.waiting.append((margins, event))
+
+    def commit(self, journal: Journal) -> None:
+        """What was handed over is written now."""
+        waiting, self.waiting = self.waiting, []
+        for margins, event in waiting if not self.away else []:
+            self.margins = margins
+            if event:
+                self.events[event.sequence] = event.body
+            self.events = {number: body for number, body in self.events.items() if number >= margins.first}
+            journal.kept(margins)
+
+    def anew(self, journal: Journal) -> None:
+        """It takes something again: everything."""
+        self.away, self.waiting = False, []
+        self.margins, events = journal.everything()
+        self.events = {packed.sequence: packed.body for packed in events}
+        journal.kept(self.margins)
+        journal.disk("")
+        self.commit(journal)
+
+    def begun(self, clock: Clock) -> Journal:
+        """A node's journal on this disk."""
+        journal = Journal(clock, self.event, now=lambda: 1.5)
+        journal.restore(self.margins, tuple(Packed(number, body) for number, body in sorted(self.events.items())))
+        return journal
+
+
+def request(since: int = 0, epoch: str = "", kinds: Sequence[str] = (), follow: bool = False) -> EventsRequest:
+    return EventsRequest(since=since, epoch=epoch, kinds=kinds, follow=follow)
+
+
+class JournalCase(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.journal = Journal(self.clock)
+
+    def all(self, reader: EventReader) -> list[Event]:
+        """What it brings until there is nothing more."""
+        found: list[Event] = []
+        while more := self.successResultOf(Deferred.fromCoroutine(reader.next())):
+            found += more
+        return found
+
+    def asked(self, journal: Journal | None = None, **asked: Any) -> list[Event]:
+        return self.all(EventReader(journal or self.journal, request(**asked), CALLER))
+
+    def numbers(self, journal: Journal | None = None, **asked: Any) -> list[int]:
+        return [event.sequence for event in self.asked(journal, **asked)]
+
+
+class JournalTests(JournalCase):
+    """What is told is read."""
+
+    def test_an_event_has_all_that_was_told(self) -> None:
+        """Number, epoch, time, kind with its severity, text and fields."""
+        journal = Journal(self.clock, now=lambda: 12.3456)
+        journal.tell(Kind.CORE_EXITED, "it ended", reason="it ended", pid=7)
+        [event] = self.asked(journal)
+        expected = Event(
+            sequence=1,
+            epoch=journal.epoch,
+            time=12.346,
+            kind="core.exited",
+            severity="error",
+            text="it ended",
+            fields={"reason": "it ended", "pid": "7"},
+        )
+        self.assertEqual(event, expected)
+
+    def test_texts_of_others(self) -> None:
+        """They are cut, keep their lines, and do nothing to those who look at them."""
+        self.journal.tell(Kind.CORE_EXITED, "a\nb\x1b[2J" + "x" * 10_000, reason="\r" + "y" * 10_000)
+        [event] = self.asked()
+        self.assertTrue(event.text.startswith("a\nb\\x1b[2Jxx"))
+        self.assertLess(len(event.text), MAX_TEXT + 10)
+        self.assertTrue(event.fields["reason"].startswith("\\ry"))
+        self.assertLess(len(event.fields["reason"]), MAX_FIELD + 10)
+
+    def test_a_reader_goes_on_where_it_was(self) -> None:
+        """It is given what is behind its number; without a number all."""
+        for _ in range(READ + 5):
+            self.journal.tell(Kind.RUNNING, "it runs")
+        self.assertEqual(self.numbers(), list(range(1, READ + 6)))
+        self.assertEqual(self.numbers(since=READ), list(range(READ + 1, READ + 6)))
+        self.assertEqual(self.numbers(since=READ + 5, epoch=self.journal.epoch), [])
+
+    def test_a_reader_of_some_kinds(self) -> None:
+        """Whole ones, or how they begin, to a dot."""
+        for kind in (Kind.RUNNING, Kind.CORE_EXITED, Kind.CORE_STARTED, Kind.KEYS_LOADED):
+            self.journal.tell(kind, "it happened")
+        self.assertEqual(self.numbers(kinds=["core"]), [2, 3])
+        self.assertEqual(self.numbers(kinds=["core.exited", "keys."]), [2, 4])
+        self.assertEqual(self.numbers(kinds=["cor"]), [])
+        self.assertFalse(fits("core.exited", ("core.exit",)))
+
+    def test_a_reader_that_follows(self) -> None:
+        """It waits, is woken once for all that came, and giving up is fine."""
+        reader = EventReader(self.journal, request(follow=True, kinds=["core"]), CALLER)
+        waiting = Deferred.fromCoroutine(reader.next())
+        self.journal.tell(Kind.RUNNING, "not this one")
+        self.clock.advance(0)
+        self.assertNoResult(waiting)
+        self.journal.tell(Kind.CORE_HUNG, "this one")
+        self.journal.tell(Kind.CORE_ENDED, "and this one")
+        self.clock.advance(0)
+        self.assertEqual([event.sequence for event in self.successResultOf(waiting)], [2, 3])
+        waiting = Deferred.fromCoroutine(reader.next())
+        waiting.cancel()
+        self.failureResultOf(waiting)
+        self.assertEqual((self.journal._waiting, self.clock.getDelayedCalls()), ([], []))
+
+    def test_a_reader_whose_key_is_gone(self) -> None:
+        """It ends at once, and with its next question."""
+        reader = EventReader(self.journal, request(follow=True), CALLER)
+        waiting = Deferred.fromCoroutine(reader.next())
+        reader.dismiss()
+        self.failureResultOf(waiting, Unauthenticated)
+        self.failureResultOf(Deferred.fromCoroutine(reader.next()), Unauthenticated)
+
+    def test_only_so_many(self) -> None:
+        """The oldest go, by number or by bytes, and who comes for them is told which ones they missed."""
+        for number in range(EVENTS + 10):
+            self.journal.tell(Kind.RUNNING, str(number))
+        self.assertEqual(self.journal.first, 11)
+        missed, first, *_ = self.asked(since=5)
+        self.assertEqual((missed.kind, missed.sequence), ("events.missed", 10))
+        self.assertEqual(dict(missed.fields), {"first": "6", "last": "10"})
+        self.assertEqual(first.sequence, 11)
+        self.assertEqual(self.numbers()[0], 11)
+        self.assertEqual(self.numbers(since=10)[0], 11)
+        for _ in range(400):
+            self.journal.tell(Kind.RUNNING, "x" * MAX_TEXT)
+        self.assertLessEqual(sum(len(packed.body) for packed in self.journal.everything()[1]), BYTES)
+        self.assertGreater(self.journal.first, EVENTS)
+
+    def test_a_slow_reader(self) -> None:
+        """It is told what it missed, and goes on behind that."""
+        self.journal.tell(Kind.RUNNING, "first")
+        reader = EventReader(self.journal, request(follow=True), CALLER)
+        self.successResultOf(Deferred.fromCoroutine(reader.next()))
+        for number in range(EVENTS + 10):
+            self.journal.tell(Kind.RUNNING, str(number))
+        [missed] = self.successResultOf(Deferred.fromCoroutine(reader.next()))
+        self.assertEqual((missed.kind, dict(missed.fields)), ("events.missed", {"first": "2", "last": "11"}))
+        [first, *_] = self.successResultOf(Deferred.fromCoroutine(reader.next()))
+        self.assertEqual(first.sequence, 12)
+
+
+class DiskTests(JournalCase):
+    """Over the node's end."""
+
+    def test_an_orderly_end(self) -> None:
+        """The next node goes on with the next number, and has what was told."""
+        disk = Disk()
+        first = disk.begun(self.clock)
+        first.tell(Kind.NODE_STARTED, "it is up")
+        first.close()
+        disk.commit(first)
+        second = Journal(self.clock, disk.event)
+        self.assertTrue(second.restore(disk.margins, (Packed(1, disk.events[1]),)))
+        second.tell(Kind.NODE_STARTED, "it is up again")
+        disk.commit(second)
+        self.assertEqual(self.numbers(second, since=1, epoch=first.epoch), [2])
+
+    def test_nothing_is_shown_whose_number_is_not_reserved(self) -> None:
+        """A new node's first event waits for the disk; then the others come at once."""
+        disk = Disk()
+        journal = disk.begun(self.clock)
+        journal.tell(Kind.NODE_STARTED, "it is up")
+        self.assertEqual(self.numbers(journal), [])
+        disk.commit(journal)
+        journal.tell(Kind.RUNNING, "it runs")
+        self.assertEqual(self.numbers(journal), [1, 2])
+
+    def test_a_killed_node(self) -> None:
+        """Numbers that were shown and did not reach the disk are not used again."""
+        disk = Disk()
+        first = disk.begun(self.clock)
+        first.tell(Kind.NODE_STARTED, "it is up")
+        disk.commit(first)
+        first.tell(Kind.RUNNING, "it runs")
+        self.assertEqual(self.numbers(first), [1, 2])
+        second = Journal(self.clock, disk.event)
+        self.assertFalse(second.restore(disk.margins, tuple(Packed(*event) for event in disk.events.items())))
+        second.tell(Kind.NODE_STARTED, "it is up again")
+        disk.commit(second)
+        [told] = self.asked(second, since=2, epoch=first.epoch)
+        self.assertGreater(told.sequence, RESERVED)
+
+    def test_a_lost_state(self) -> None:
+        """Whoever has a number of an epoch that is gone is told, and given all that there is."""
+        self.journal.tell(Kind.NODE_STARTED, "it is up")
+        for since, epoch in ((57, ""), (1, "another")):
+            lost, first = self.asked(since=since, epoch=epoch)
+            self.assertEqual((lost.kind, lost.sequence, lost.epoch), ("events.lost", 0, self.journal.epoch))
+            self.assertEqual(first.sequence, 1)
+        self.assertEqual(self.numbers(epoch="another"), [1])
+
+    def test_a_disk_in_trouble(self) -> None:
+        """Events are read from memory, and written when it takes them again; nobody who listens notices."""
+        disk = Disk()
+        journal = disk.begun(self.clock)
+        journal.tell(Kind.NODE_STARTED, "it is up")
+        disk.commit(journal)
+        epoch, disk.away = journal.epoch, True
+        journal.disk("it is full")
+        for _ in range(10):
+            journal.tell(Kind.RUNNING, "it runs")
+        self.assertEqual(self.numbers(journal), list(range(1, 13)))
+        disk.anew(journal)
+        self.assertEqual((journal.epoch, len(disk.events)), (epoch, 13))
+        self.assertEqual(self.numbers(disk.begun(self.clock)), list(range(1, 14)))
+
+    def test_more_than_was_reserved(self) -> None:
+        """A disk that stays away costs the epoch: the next node would use the numbers again."""
+        disk = Disk()
+        journal = disk.begun(self.clock)
+        journal.tell(Kind.NODE_STARTED, "it is up")
+        disk.commit(journal)
+        epoch, disk.away = journal.epoch, True
+        journal.disk("it is full")
+        for _ in range(RESERVED + 1):
+            journal.tell(Kind.RUNNING, "it runs")
+        self.assertNotEqual(journal.epoch, epoch)
+        self.assertEqual(self.numbers(journal)[-1], RESERVED + 3)
+        disk.anew(journal)
+        assert disk.margins is not None
+        self.assertEqual(disk.margins.epoch, journal.epoch)
+
+    @given(st.lists(st.sampled_from(["tell", "commit", "away", "back", "kill", "end"]), max_size=60))
+    def test_no_number_twice(self, steps: list[str]) -> None:
+        """Whatever the disk does and whenever the node is killed: a number and an epoch are one event, for ever."""
+        disk, seen = Disk(), dict[tuple[str, int], Event]()
+        reserved, journal_module.RESERVED = journal_module.RESERVED, 4
+        try:
+            journal = disk.begun(self.clock)
+            for number, step in enumerate(steps):
+                if step == "tell":
+                    journal.tell(Kind.RUNNING, str(number))
+                elif step == "commit":
+                    disk.commit(journal)
+                elif step == "away" and not disk.away:
+                    disk.away, disk.waiting = True, []
+                    journal.disk("away")
+                elif step == "back" and disk.away:
+                    disk.anew(journal)
+                elif step in ("kill", "end"):
+                    if step == "end":
+                        journal.close()
+                        disk.commit(journal)
+                    disk.waiting = []
+                    journal = disk.begun(self.clock)
+                    if disk.away:
+                        journal.disk("away")
+                for event in self.asked(journal):
+                    self.assertEqual(seen.setdefault((event.epoch, event.sequence), event).text, event.text)
+        finally:
+            journal_module.RESERVED = reserved
+
+
+class UserTests(JournalCase):
+    """Users come by the thousand."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.users = UserEvents(self.journal, self.clock)
+
+    def test_the_first_at_once_the_others_together(self) -> None:
+        """One event for the first, one for those of the next seconds, with the first names and a number."""
+        self.users.cut(["ann"])
+        for number in range(1000):
+            self.users.cut([f"user {number}"])
+        self.assertEqual(len(self.asked()), 1)
+        self.clock.advance(TOGETHER)
+        _, others = self.asked()
+        self.assertEqual(others.fields["count"], "1000")
+        self.assertEqual(len(others.fields["names"].split(", ")), NAMED)
+        self.assertIn("995 others", others.text)
+        self.clock.advance(TOGETHER)
+        self.users.cut(["bert"])
+        self.assertEqual(len(self.asked()), 3)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_who_is_refused_again_is_no_news(self) -> None:
+        """For the same reason, and for a while."""
+        for _ in range(100):
+            self.users.refused([("ann", "the password is missing")])
+        [event] = self.asked()
+        self.assertEqual(event.fields["reason"], "the password is missing")
+        self.users.refused([("ann", "another reason")])
+        self.users.close()
+        self.assertEqual((len(self.asked()), self.clock.getDelayedCalls()), (2, []))

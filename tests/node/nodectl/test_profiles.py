@@ -1,0 +1,123 @@
+"""The file of nodes, the node of a directory, and which key goes to whom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from node.certificate import ensure, ensure_api_key
+from node.nodectl.exits import Unusable
+from node.nodectl.local import local, name_of
+from node.nodectl.profiles import LOCAL, Profile, parse, read
+from node.nodectl.targets import target_of
+
+FILE = """
+default = "one"
+
+[nodes.one]
+address = "node1.example.com"
+transport = "grpc"
+certificate = "one.pem"
+key_file = "/keys/one"
+
+[nodes."node2.example.com"]
+port = 443
+"""
+FAULTS = {
+    "[nodes.a]\ncolour = 1": "colour",
+    "[nodes.a]\nport = 'x'": "port",
+    "[nodes.a]\nport = true": "port",
+    "[nodes.a]\nport = 70000": "70000",
+    "[nodes.a]\ntransport = 'ssh'": "rest or grpc",
+    "[nodes.'a,b']\n": "'a,b'",
+    "nodes = 3": "[nodes.NAME]",
+    "[nodes]\na = 3": "[nodes.NAME]",
+    "default = 'b'\n[nodes.a]": "'b'",
+    "other = 3": "other",
+    "no toml": "line 1",
+}
+
+
+def test_a_file_of_nodes() -> None:
+    """Ports follow the transport, addresses the name, and paths are relative to the file."""
+    nodes = parse(FILE, Path("/etc/txnode"))
+    assert nodes.default == ("one",)
+    assert list(nodes.profiles.values()) == [
+        Profile("one", "node1.example.com", "grpc", 62050, Path("/etc/txnode/one.pem"), "", Path("/keys/one")),
+        Profile("node2.example.com", "node2.example.com", "rest", 443),
+    ]
+
+
+@pytest.mark.parametrize("text", FAULTS)
+def test_faults_of_the_file(text: str, tmp_path: Path) -> None:
+    """What cannot be meant is told by its name, and nothing is asked."""
+    file = tmp_path / "nodes.toml"
+    file.write_text(text)
+    with pytest.raises(Unusable) as unusable:
+        read(file, needed=False)
+    assert FAULTS[text] in unusable.value.message
+    assert str(file) in unusable.value.message
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    """Without the usual file there are no nodes; one that somebody named has to be there."""
+    assert read(tmp_path / "nodes.toml", needed=False).profiles == {}
+    with pytest.raises(Unusable):
+        read(tmp_path / "nodes.toml", needed=True)
+
+
+def test_the_node_of_a_directory(tmp_path: Path) -> None:
+    """As `scripts/run` leaves a clone: its certificate and key are in var, whatever SSL_CERT_FILE is for others."""
+    ensure(tmp_path / "var")
+    key = ensure_api_key(tmp_path / "var" / "api_key")
+    found = local(tmp_path, {"SSL_CERT_FILE": "/etc/ssl/certs/ca-certificates.crt", "REST_PORT": "1234"})
+    assert (found.name, found.address, found.port, found.transport) == (LOCAL, "localhost", 1234, "rest")
+    assert (found.key, found.certificate_name) == (key, "localhost")
+    assert found.certificate == tmp_path / "var" / "certificate.pem"
+    assert key not in repr(found)
+
+
+def test_a_directory_without_a_node(tmp_path: Path) -> None:
+    """It is told what to do."""
+    with pytest.raises(Unusable) as unusable:
+        local(tmp_path, {})
+    assert "--node" in unusable.value.message
+
+
+def test_a_certificate_of_another_name(tmp_path: Path) -> None:
+    """The node of this machine is asked under the name that its certificate has."""
+    made = ensure(tmp_path, ["node.example.com"], own=list)
+    assert name_of(made.certificate.read_bytes()) == "node.example.com"
+
+
+def test_whose_key_is_sent(tmp_path: Path) -> None:
+    """A node's own file goes before the environment, which goes before the settings; without any nothing is asked."""
+    file = tmp_path / "key"
+    file.touch(0o600)
+    file.write_text("from the file\n")
+    environ = {"NODECTL_KEY": "from the environment"}
+    assert target_of(Profile("a", "a", key_file=file), environ).key == "from the file"
+    assert target_of(Profile("a", "a", key="from settings"), environ).key == "from the environment"
+    assert target_of(Profile("a", "a", key="from settings"), {}).key == "from settings"
+    with pytest.raises(Unusable):
+        target_of(Profile("a", "a"), {})
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
+def test_a_key_that_others_can_read(mode: int, tmp_path: Path) -> None:
+    """It is not sent."""
+    file = tmp_path / "key"
+    file.write_text("0123456789abcdef")
+    file.chmod(mode)
+    with pytest.raises(Unusable) as unusable:
+        target_of(Profile("a", "a", key_file=file), {})
+    assert f"chmod 600 {file}" in unusable.value.message
+
+
+def test_what_is_no_certificate(tmp_path: Path) -> None:
+    """It is found before anything is asked."""
+    file = tmp_path / "certificate.pem"
+    file.write_text("no certificate")
+    with pytest.raises(Unusable):
+        target_of(Profile("a", "a", certificate=file, key="0123456789abcdef"), {})
