@@ -7,6 +7,7 @@ oldest lines and is told how many; nobody else notices, and the core never waits
 from __future__ import annotations
 
 import re
+import secrets
 from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import accumulate
@@ -28,6 +29,8 @@ READ_CHARACTERS = 256 * 1024
 # Characters of an event, and of what stands in a line of the log.
 MAX_TEXT = 4096
 
+# No line has a number as long as this.
+_DIGITS = 20
 # Fields that tell of users, and what stands in their place.
 USERS = ("user", "users", "of_user")
 UNNAMED = "(LOG_USERS is off)"
@@ -84,6 +87,8 @@ class LogRing:
     def __init__(self, reactor: IReactorTime, size: int) -> None:
         self._reactor = reactor
         self._size = size
+        # Numbers of another ring, as that of the node before this one, mean nothing here.
+        self._name = secrets.token_hex(4)
         # Line number n is at n modulo size.
         self._lines: list[str] = []
         self._first = 0
@@ -107,6 +112,16 @@ class LogRing:
     def tail(self) -> int:
         """The cursor at which a new reader begins."""
         return max(self._first, self._next - REPLAY)
+
+    def place(self, cursor: int) -> str:
+        """What a reader may say to go on at this cursor, on another connection."""
+        return f"{cursor}@{self._name}"
+
+    def behind(self, place: str) -> int:
+        """The cursor of that place; what is none of this ring's is before all of its lines."""
+        number, _, name = place.partition("@")
+        known = name == self._name and number.isascii() and number.isdigit() and len(number) < _DIGITS
+        return int(number) if known and int(number) <= self._next else self._first
 
     def has(self, cursor: int) -> bool:
         """There are lines from this cursor on."""

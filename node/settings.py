@@ -81,6 +81,15 @@ _BACKEND = (
         "seconds between two readings of a core's counters by the node itself; each request has them read as well",
         "10",
     ),
+    Setting(
+        "METRICS_PORT",
+        "a port of 127.0.0.1 for /metrics without TLS and, for other users of the machine, without a key",
+    ),
+    Setting("METRICS_USERS", "on: bytes are told by user, too: two series for each", "off"),
+    Setting(
+        "METRICS_NAMES",
+        "a prefix: figures are told as well by the names that exporters of cores have for them, see docs/metrics.md",
+    ),
     Setting("DEBUG", "1 or true: log every request too", "0"),
 )
 _YES = ("1", "true", "yes", "on", "t", "y")
@@ -115,6 +124,9 @@ class Settings:
     outlive: bool
     resume: bool
     traffic_interval: float
+    metrics_port: int | None
+    metrics_users: bool
+    metrics_names: str
     debug: bool
     drivers: Mapping[str, str]
     notify: Mapping[str, str]
@@ -196,6 +208,9 @@ class _Check:
             outlive=self._word("KEEP_ALIVE_ACTION", "stop", "keep") == "keep",
             resume=self._word("RESUME", "on", "off") == "on",
             traffic_interval=self._seconds("TRAFFIC_INTERVAL", 0.1, 3600),
+            metrics_port=self._metrics_port(rest_port, grpc_port),
+            metrics_users=self._word("METRICS_USERS", "on", "off") == "on",
+            metrics_names=self._prefix("METRICS_NAMES"),
             debug=self._switch("DEBUG"),
             drivers={setting.name: self._of_driver(setting) for setting in drivers},
             notify=notify,
@@ -282,6 +297,22 @@ class _Check:
         if chosen and chosen != protocol and name not in self._explicit:
             return None
         return self._number(name, 1, 65535)
+
+    def _metrics_port(self, *others: int | None) -> int | None:
+        if not self._values["METRICS_PORT"]:
+            return None
+        port = self._number("METRICS_PORT", 1, 65535)
+        if port in others:
+            self._faults.append(f"METRICS_PORT is {port}, which is another port of the node")
+        return port
+
+    def _prefix(self, name: str) -> str:
+        text = self._values[name].lower()
+        if text and (not re.fullmatch(r"[a-z][a-z0-9]{0,31}", text) or text == "txnode"):
+            self._faults.append(
+                f"{name}: {text!r} is no prefix: lower-case letters and digits, and another than txnode"
+            )
+        return text
 
     def _key(self, state_dir: Path) -> tuple[str, Path | None]:
         """The key, and the file that it is from. There may be none where a file has others."""

@@ -68,10 +68,12 @@ class Backend(_message.Message):
     def __init__(self, type: _Optional[_Union[BackendType, str]] = ..., config: _Optional[str] = ..., users: _Optional[_Iterable[_Union[User, _Mapping]]] = ..., keep_alive: _Optional[int] = ..., exclude_inbounds: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Log(_message.Message):
-    __slots__ = ("detail",)
+    __slots__ = ("detail", "id")
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
     detail: str
-    def __init__(self, detail: _Optional[str] = ...) -> None: ...
+    id: str
+    def __init__(self, detail: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
 
 class Stat(_message.Message):
     __slots__ = ("name", "type", "link", "value")

@@ -49,10 +49,11 @@ class Reader:
 class LogReader(Reader):
     """A cursor into the ring."""
 
-    def __init__(self, ring: LogRing, caller: Caller) -> None:
+    def __init__(self, ring: LogRing, caller: Caller, last: str = "") -> None:
+        """`last`: the place of the last line that was read by another connection; else it begins with the tail."""
         super().__init__(caller)
         self._ring = ring
-        self._cursor = ring.tail()
+        self._cursor = ring.behind(last) if last else ring.tail()
 
     @property
     def behind(self) -> bool:
@@ -63,6 +64,25 @@ class LogReader(Reader):
         """The next lines, at least one. Cancelling it is fine. Raises `Unauthenticated` if the key is none any more."""
         lines, self._cursor = await self._while_valid(lambda: self._ring.follow(self._cursor))
         return lines
+
+    def place(self, back: int) -> str:
+        """Where the line stands that was read last, or one so many before it."""
+        return self._ring.place(self._cursor - back)
+
+
+class PlacedReader:
+    """A log reader, whose lines come each with its place: what to say as `last` to go on behind it."""
+
+    def __init__(self, reader: LogReader) -> None:
+        self._reader = reader
+
+    @property
+    def behind(self) -> bool:
+        return self._reader.behind
+
+    async def next(self) -> list[tuple[str, str]]:
+        lines = await self._reader.next()
+        return [(line, self._reader.place(len(lines) - number)) for number, line in enumerate(lines, 1)]
 
 
 class EventReader(Reader):

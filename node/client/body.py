@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -17,6 +18,7 @@ from node.api.framing import arrived
 from node.api.methods import MAX_BODY
 from node.client.failures import NoReply, StreamEnded, UnexpectedReply, Unreachable
 from node.client.inbox import Inbox
+from node.client.line import Line
 from node.errors import InvalidRequest
 from protos.service_pb2 import Event
 
@@ -126,23 +128,27 @@ class StreamBody(Generic[T]):
         self.inbox.end(error if isinstance(error, NoReply) else Unreachable(f"the stream broke: {error}"))
 
 
-class LogBody(StreamBody[str]):
-    """The lines of `GET /logs`. With `events` they are Server-Sent Events, with heartbeats."""
+class LogBody(StreamBody[Line]):
+    """The lines of `GET /logs`. With `events` they are Server-Sent Events, with heartbeats and places."""
 
     def __init__(self, reactor: IReactorTime, response: IResponse, events: bool) -> None:
         self._events = events
         super().__init__(reactor, response, beats=events)
 
-    def _read(self, data: bytes) -> tuple[Iterable[str], bytes]:
-        head, newline, tail = data.rpartition(b"\n")
-        return self._lines(head.decode("utf-8", "replace").split("\n")) if newline else (), tail
+    def _read(self, data: bytes) -> tuple[Iterable[Line], bytes]:
+        data = data.replace(b"\r\n", b"\n")
+        # An event is whole with the empty line behind it.
+        end = b"\n\n" if self._events else b"\n"
+        head, ended, tail = data.rpartition(end)
+        raw = head.decode("utf-8", "replace").split(end.decode()) if ended else []
+        return (chain.from_iterable(map(_lines, raw)) if self._events else map(Line, raw)), tail
 
-    def _lines(self, raw: list[str]) -> Iterator[str]:
-        for line in raw:
-            if not self._events:
-                yield line.removesuffix("\r")
-            elif line.startswith("data:"):
-                yield line.removesuffix("\r").removeprefix("data:").removeprefix(" ")
+
+def _lines(event: str) -> Iterator[Line]:
+    """Those of one event, which is one; a comment has none."""
+    fields = [line.partition(":") for line in event.split("\n")]
+    place = next((value.removeprefix(" ") for name, _, value in fields if name == "id"), "")
+    return (Line(value.removeprefix(" "), place) for name, _, value in fields if name == "data")
 
 
 class EventBody(StreamBody[Event]):

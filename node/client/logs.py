@@ -16,6 +16,7 @@ from twisted.internet.task import deferLater
 
 from node.client.failures import NoReply
 from node.client.inbox import Inbox
+from node.client.line import Line
 from node.logs import NODE_MARK, REPLAY, TOO_SLOW
 
 # Seconds without a line after which a new connection has told what it begins with, and seconds after which it has so
@@ -34,32 +35,36 @@ class LogStream:
     """The node's log lines, in their order: those that it gives a new reader, then what comes.
 
     An async iterator of lines, for `async with`; or `next`, which takes all that are there. If the connection breaks,
-    it is made again, for as long as `patience` says, and the stream goes on behind the last line that was read. Lines
-    have no numbers on the wire: what a new connection begins with, the newest REPLAY lines of the ring, is laid over
-    what was read last. So some things cannot be promised:
+    it is made again, for as long as `patience` says, and the stream goes on behind the last line that was read. The
+    node tells the place of each, so none is missing, and none comes twice. Where more lines came meanwhile than the
+    node keeps, it says how many are lost; lines that it had not sent when it ended are, too: `GAP` stands there.
 
-    - If more than REPLAY lines came meanwhile, those before the newest REPLAY are lost, though the ring may have them.
-      So are lines that a node had not sent when it ended: the next one has a ring of its own. `GAP` stands there.
+    Older nodes, and any in the deployed dialect, tell no places. What a new connection begins with, the newest REPLAY
+    lines of the ring, is laid over what was read last then. So some things cannot be promised there:
+
+    - If more than REPLAY lines came meanwhile, those before the newest REPLAY are lost. `GAP` stands there.
     - Where the same lines come again and again, word for word, one may be taken for its like, and be missing or come
       twice. Lines of cores have their time; those of the node itself have not.
     - After a break, the first lines may come SETTLED seconds late.
     """
 
     def __init__(
-        self, reactor: IReactorTime, connect: Callable[[], Awaitable[Inbox[str]]], patience: float = math.inf
+        self, reactor: IReactorTime, connect: Callable[[str], Awaitable[Inbox[Line]]], patience: float = math.inf
     ) -> None:
         self._reactor = reactor
         self._connect = connect
         self._patience = patience
+        # What was read last.
+        self._last = Line("")
         self._seen: deque[str] = deque(maxlen=REPLAY)
         self._ready: deque[str] = deque()
         self._outbox: Inbox[str] = Inbox(reactor)
-        self._source: Inbox[str] = Inbox(reactor)
+        self._source: Inbox[Line] = Inbox(reactor)
         self._following: Deferred[None] | None = None
 
     async def open(self) -> Self:
         """Connect for the first time, for which there is no patience. Raises `NodeError`."""
-        self._source = await self._connect()
+        self._source = await self._connect("")
         self._following = Deferred.fromCoroutine(self._follow())
         self._following.addErrback(self._outbox.fail)
         return self
@@ -100,7 +105,8 @@ class LogStream:
     async def _follow(self) -> None:
         while True:
             try:
-                self._deliver(await self._source.take())
+                lines = await self._source.take()
+                self._deliver(lines, [] if lines[0].log == self._last.log or not self._last.log else [GAP])
             except NoReply as error:
                 await self._resume(error)
             await self._outbox.room()
@@ -115,33 +121,35 @@ class LogStream:
                 raise error
             await deferLater(self._reactor, min(left, _delay(attempt)))
             try:
-                self._source = await self._connect()
-                self._go_on(await self._beginning())
+                self._source = await self._connect(self._last.place)
+                if not self._last.place:
+                    self._go_on(await self._beginning())
                 break
             except NoReply as again:
                 error = again
 
-    async def _beginning(self) -> list[str]:
+    async def _beginning(self) -> list[Line]:
         """What a new connection begins with, or more."""
-        lines: list[str] = []
+        lines: list[Line] = []
         end = self._reactor.seconds() + SETTLED
         while len(lines) < REPLAY and self._reactor.seconds() < end and (more := await self._source.take(QUIET)):
             lines += more
         return lines
 
-    def _go_on(self, lines: list[str]) -> None:
-        known = overlap(list(self._seen), lines[:REPLAY])
+    def _go_on(self, lines: list[Line]) -> None:
+        known = overlap(list(self._seen), [line.text for line in lines[:REPLAY]])
         if known is None:
             self._seen.clear()
         self._deliver(lines[known or 0 :], [GAP] if known is None else [])
 
-    def _deliver(self, lines: list[str], before: Sequence[str] = ()) -> None:
-        for line in lines:
-            if line.startswith(NODE_MARK) and line.endswith(TOO_SLOW):
+    def _deliver(self, lines: list[Line], before: Sequence[str] = ()) -> None:
+        for text, _ in lines:
+            if text.startswith(NODE_MARK) and text.endswith(TOO_SLOW):
                 self._seen.clear()  # what came before does not stand before what comes
             else:
-                self._seen.append(line)
-        self._outbox.put([*before, *lines])
+                self._seen.append(text)
+        self._last = lines[-1] if lines else self._last
+        self._outbox.put([*before, *(text for text, _ in lines)])
 
 
 class _Closed(Exception):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 
 from google.protobuf.message import Message
@@ -29,6 +29,7 @@ from node.api.methods import Kind, Method
 from node.client.body import EventBody, LogBody, whole
 from node.client.failures import Unreachable, of_http
 from node.client.inbox import Inbox
+from node.client.line import LAST, Line
 from node.client.target import Target
 from node.client.way import Way
 from node.errors import UsersRefused
@@ -38,6 +39,7 @@ MEDIA_TYPE = "application/x-protobuf"
 # Seconds that a connection is kept for a next call; the node closes one after 120.
 IDLE = 30
 _OK = 200
+_NO_HEADERS: Mapping[str, str] = {}
 _BROKEN = (
     error.ConnectError,
     error.ConnectionClosed,
@@ -72,8 +74,8 @@ class RestTransport:
         (message,) = messages
         return await self._ask(method, message.SerializeToString())
 
-    async def lines(self, method: Method) -> Inbox[str]:
-        response = await self._opened(method, b"")
+    async def lines(self, method: Method, last: str) -> Inbox[Line]:
+        response = await self._opened(method, b"", {LAST: last} if last else {})
         return LogBody(self._reactor, response, events=self._dialect is Dialect.DOCUMENT).inbox
 
     async def events(self, method: Method, request: Message) -> Inbox[Event]:
@@ -97,15 +99,16 @@ class RestTransport:
     async def _ask(self, method: Method, body: bytes) -> bytes:
         return await _whole(await self._opened(method, body))
 
-    async def _opened(self, method: Method, body: bytes) -> IResponse:
+    async def _opened(self, method: Method, body: bytes, more: Mapping[str, str] = _NO_HEADERS) -> IResponse:
         """A response that says OK, and whose body is to come."""
-        response = await self._request(method, body)
+        response = await self._request(method, body, more)
         if response.code != _OK:
             raise await self._error(method, response)
         return response
 
-    async def _request(self, method: Method, body: bytes) -> IResponse:
-        headers = Headers({name: [value] for name, value in (self._credentials | {"host": self._host}).items()})
+    async def _request(self, method: Method, body: bytes, more: Mapping[str, str]) -> IResponse:
+        said = {**self._credentials, **more, "host": self._host}
+        headers = Headers({name: [value] for name, value in said.items()})
         if body:
             headers.setRawHeaders("Content-Type", [MEDIA_TYPE])
         try:

@@ -18,12 +18,14 @@ from twisted.internet.interfaces import IReactorTime
 from node.api.methods import MAX_BODY, SERVICE, Kind, Method
 from node.client.failures import StreamEnded, of_grpc
 from node.client.inbox import Inbox
+from node.client.line import LAST, Line
 from node.client.target import Target
 from protos.service_pb2 import Event, Log
 
 # Log lines, or events, that may wait for the reactor.
 BATCH = 1_000
 T = TypeVar("T")
+Metadata = tuple[tuple[str, str], ...]
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_BODY),
@@ -59,14 +61,16 @@ class RpcTransport:
     async def call(self, method: Method, messages: Sequence[Message]) -> bytes:
         return await self._aio.run(self._call(method, [message.SerializeToString() for message in messages]))
 
-    async def lines(self, method: Method) -> Inbox[str]:
-        return await self._stream(method, b"", _line)
+    async def lines(self, method: Method, last: str) -> Inbox[Line]:
+        return await self._stream(method, b"", _line, ((LAST, last),))
 
     async def events(self, method: Method, request: Message) -> Inbox[Event]:
         return await self._stream(method, request.SerializeToString(), Event.FromString)
 
-    async def _stream(self, method: Method, request: bytes, read: Callable[[bytes], T]) -> Inbox[T]:
-        stream = await self._aio.run(self._open(method, request, read))
+    async def _stream(
+        self, method: Method, request: bytes, read: Callable[[bytes], T], more: Metadata = ()
+    ) -> Inbox[T]:
+        stream = await self._aio.run(self._open(method, request, read, more))
         inbox: Inbox[T] = Inbox(self._reactor)
         relay = Deferred.fromCoroutine(self._relay(method, stream, inbox))
         relay.addErrback(inbox.fail)
@@ -101,8 +105,9 @@ class RpcTransport:
             call = self._connected().unary_unary(path)(body, metadata=self._metadata)
         return await self._told(method, call)
 
-    async def _open(self, method: Method, request: bytes, read: Callable[[bytes], T]) -> _Stream[T]:
-        call = self._connected().unary_stream(f"/{SERVICE.full_name}/{method.name}")(request, metadata=self._metadata)
+    async def _open(self, method: Method, request: bytes, read: Callable[[bytes], T], more: Metadata) -> _Stream[T]:
+        metadata = (*self._metadata, *more)
+        call = self._connected().unary_stream(f"/{SERVICE.full_name}/{method.name}")(request, metadata=metadata)
         try:
             await self._told(method, call.initial_metadata())
             if call.done():
@@ -126,8 +131,9 @@ class RpcTransport:
         return self._channel
 
 
-def _line(body: bytes) -> str:
-    return Log.FromString(body).detail
+def _line(body: bytes) -> Line:
+    log = Log.FromString(body)
+    return Line(log.detail, log.id)
 
 
 class _Stream(Generic[T]):

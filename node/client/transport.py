@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 
 from node.api.methods import Method
 from node.client.inbox import Inbox
+from node.client.line import Line
 from protos.service_pb2 import Event
 
 
@@ -18,8 +19,11 @@ class Transport(Protocol):
     async def call(self, method: Method, messages: Sequence[Message]) -> bytes:
         """The serialised reply: to one message, or to a feed of them."""
 
-    async def lines(self, method: Method) -> Inbox[str]:
-        """A stream of log lines that is open; the inbox ends with the error that ended it."""
+    async def lines(self, method: Method, last: str) -> Inbox[Line]:
+        """A stream of log lines that is open; the inbox ends with the error that ended it.
+
+        It begins behind the line of the place `last`, where the node knows places.
+        """
 
     async def events(self, method: Method, request: Message) -> Inbox[Event]:
         """A stream of events that is open, as above."""

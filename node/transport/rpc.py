@@ -21,13 +21,13 @@ from node.aio import Aio  # first: it sets gRPC's environment
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
-from grpc_health.v1 import health, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from node.api.auth import Authenticator, Caller
 from node.api.calls import Calls, OpenFeed, Reply, parse, watched
 from node.api.methods import MAX_BODY, METHODS, SERVICE, Kind, Method
-from node.api.readers import EventReader, LogReader
+from node.api.readers import EventReader, LogReader, PlacedReader
 from node.door.upstream import Upstream
 from node.errors import Forbidden, Internal, InvalidRequest, NodeError, Unauthenticated, UnknownPath
 from node.logs import Logger
@@ -37,6 +37,8 @@ from protos.service_pb2 import EventsRequest, Log
 
 # Seconds that calls under way may take to end at shutdown.
 GRACE = 1.0
+# Metadata of those who read log lines with ids.
+LAST = "last-event-id"
 # Messages of a stream that may wait to be handed over; then no more are read.
 BATCH = 256
 BATCH_BYTES = 1024 * 1024
@@ -50,6 +52,8 @@ _OPTIONS = [
     ("grpc.max_concurrent_streams", 1000),
 ]
 
+# What is asked after: everything, the service, the check by its name.
+_HEALTH = ("", SERVICE.full_name, "readyz")
 _PATHS = {f"/{SERVICE.full_name}/{method.name}": method for method in METHODS}
 
 # grpc.aio.ServicerContext; grpcio has no types.
@@ -66,11 +70,16 @@ class RpcServer:
         self._aio = aio
         self._upstream = upstream
         self._serving: Serving | None = None
+        # Says in gRPC's own words what /readyz says; of every server that there is.
+        self._health = health.aio.HealthServicer()
         heard, refused = partial(aio.tell, self._heard, calls, upstream), partial(aio.call, self._refused, upstream)
         self._gate = _Gate(authenticator, _Handlers(aio, calls, upstream), heard, refused)
 
     async def start(self) -> None:
         """Bind and serve. Raises `OSError` if there can be no socket."""
+        await self._told(_serving(False))
+        # That it answers is the answer.
+        await self._health.set("livez", _serving(True))
         self._serving = Serving(self._bound)
         await self._serving.start()
 
@@ -79,9 +88,19 @@ class RpcServer:
         if self._serving is not None:
             await self._serving.stop(GRACE)
 
+    def tell(self, ready: bool) -> None:
+        """Whether the node is ready, from the reactor."""
+        self._aio.run(self._told(_serving(ready))).addErrback(
+            lambda failure: _logger.failure("the health service was not told", failure)
+        )
+
+    async def _told(self, verdict: Any) -> None:
+        for name in _HEALTH:
+            await self._health.set(name, verdict)
+
     def _bound(self) -> Any:
         server = grpc.aio.server(options=_OPTIONS, interceptors=(self._gate,))
-        _add_official_services(server)
+        _add_official_services(server, self._health)
         path = self._upstream.next_path()
         try:
             server.add_insecure_port(f"unix:{quote(str(path))}")
@@ -137,6 +156,7 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         try:
             caller.require(method.scope)
         except Forbidden as error:
+            self._authenticator.refused("forbidden")
             return _refusal(error, self._hears(caller))
         return self._handlers.of(method, caller)
 
@@ -254,14 +274,20 @@ class _Handlers:
         return self._calls.open(method, self._known(peer, caller))
 
     async def _logs(self, method: Method, caller: Caller, _: bytes, context: Context) -> AsyncIterator[bytes]:
-        reader: LogReader = await self._aio.call(self._read_by, context.peer(), method, caller)
+        last = _last(context.invocation_metadata())
+        reader: LogReader = await self._aio.call(self._read_by, context.peer(), method, caller, last or "")
         await context.send_initial_metadata(())
+        placed = PlacedReader(reader)
         while True:
-            for line in await _answered(self._aio.call(reader.next), context):
-                yield Log(detail=line).SerializeToString()
+            if last is None:
+                for line in await _answered(self._aio.call(reader.next), context):
+                    yield Log(detail=line).SerializeToString()
+            else:
+                for line, place in await _answered(self._aio.call(placed.next), context):
+                    yield Log(detail=line, id=place).SerializeToString()
 
-    async def _read_by(self, peer: str, method: Method, caller: Caller) -> LogReader:
-        return self._calls.logs(method, self._known(peer, caller))
+    async def _read_by(self, peer: str, method: Method, caller: Caller, last: str) -> LogReader:
+        return self._calls.logs(method, self._known(peer, caller), last)
 
     async def _events(self, method: Method, caller: Caller, body: bytes, context: Context) -> AsyncIterator[bytes]:
         opening = self._aio.call(self._followed_by, context.peer(), method, caller, body)
@@ -337,9 +363,18 @@ def _credentials(metadata: Iterable[tuple[str, str | bytes]]) -> tuple[list[str]
     )
 
 
-def _add_official_services(server: Any) -> None:
+def _last(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+    """The id of the last log line that a client read, empty for none; nothing if it does not ask for ids."""
+    return next((value for key, value in metadata or () if key == LAST and isinstance(value, str)), None)
+
+
+def _serving(ready: bool) -> Any:
+    states = health_pb2.HealthCheckResponse
+    return states.SERVING if ready else states.NOT_SERVING
+
+
+def _add_official_services(server: Any, servicer: Any) -> None:
     """grpc.health.v1 and reflection, behind the same key as everything."""
-    servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)

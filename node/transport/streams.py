@@ -13,7 +13,9 @@ from twisted.internet.task import deferLater
 from zope.interface import implementer
 
 from node.api.auth import Dialect
-from node.api.readers import LogReader
+from node.api.calls import Calls
+from node.api.methods import Method
+from node.api.readers import PlacedReader
 from node.errors import InvalidRequest
 from node.transport.site import Request
 from protos.service_pb2 import Event, EventsRequest
@@ -22,6 +24,7 @@ from protos.service_pb2 import Event, EventsRequest
 HEARTBEAT = 15.0
 COMMENT = b": heartbeat\n\n"
 SSE = "text/event-stream"
+LAST = b"Last-Event-ID"
 MOST_SEQUENCE = 2**64 - 1
 
 T = TypeVar("T")
@@ -104,17 +107,29 @@ class Stream(Generic[T]):
             self._request.unregisterProducer()
 
 
-class LogStream(Stream[str]):
-    """Log lines: Server-Sent Events, or bare for deployed clients."""
+class BareLines(Stream[str]):
+    """Log lines as deployed clients take them."""
 
-    def __init__(self, request: Request, reader: LogReader) -> None:
-        super().__init__(request, reader)
-        self._sse = request.dialect is Dialect.DOCUMENT
-        self.heartbeat = COMMENT if self._sse else b""
+    heartbeat = b""
 
     def framed(self, one: str) -> bytes:
-        text = one.encode("utf-8", "replace")
-        return b"data: %b\n\n" % text if self._sse else text + b"\n"
+        return one.encode("utf-8", "replace") + b"\n"
+
+
+class LineEvents(Stream[tuple[str, str]]):
+    """Log lines as Server-Sent Events. The id is the line's place."""
+
+    def framed(self, one: tuple[str, str]) -> bytes:
+        line, place = one
+        return b"id: %b\ndata: %b\n\n" % (place.encode(), line.encode("utf-8", "replace"))
+
+
+def log_stream(request: Request, calls: Calls, method: Method) -> BareLines | LineEvents:
+    """The lines behind the client's Last-Event-ID, or the newest, then what comes."""
+    if request.dialect is Dialect.DEPLOYED:
+        return BareLines(request, calls.logs(method, request.caller))
+    [last] = request.requestHeaders.getRawHeaders(LAST, [b""])[:1]
+    return LineEvents(request, PlacedReader(calls.logs(method, request.caller, last.decode("latin-1"))))
 
 
 class EventStream(Stream[Event]):
@@ -157,7 +172,7 @@ def resumed(asked: EventsRequest, request: Request) -> EventsRequest:
     The epoch may be left out of the id. Raises `InvalidRequest`.
     """
     asked.follow = True
-    for raw in request.requestHeaders.getRawHeaders(b"Last-Event-ID", [])[:1]:
+    for raw in request.requestHeaders.getRawHeaders(LAST, [])[:1]:
         sequence, _, epoch = raw.decode("latin-1").partition("@")
         if not (sequence.isascii() and sequence.isdigit() and len(sequence) <= 20 and int(sequence) <= MOST_SEQUENCE):
             raise InvalidRequest("Last-Event-ID is none of this stream's: it begins with a number")

@@ -57,7 +57,7 @@ class NodeProcess:
         self.core = find_xray().resolve()
         # Where it is missing a Start of it fails, with the node's words.
         self.sing_box = install.find(SING_BOX_BUILT, pinned=True)
-        self._environment = {name: value for name, value in (self._settings() | environment).items() if value}
+        self.environment = {name: value for name, value in (self._settings() | environment).items() if value}
         self._child: Child | None = None
         # By number and start: a number comes again within minutes on a machine that starts many threads.
         self._seen: set[psutil.Process] = set()
@@ -87,8 +87,8 @@ class NodeProcess:
     def start(self) -> None:
         """Run the node and wait until its ports accept. Raises `AssertionError` with its output if they do not."""
         argv = [*self._through, str(_TWISTD), "--nodaemon", "--pidfile=", *self._twistd, "node"]
-        self._child = self.child(argv, self._environment, directory=self.directory)
-        ports = [int(self._environment[name]) for name in _PORTS if name in self._environment]
+        self._child = self.child(argv, self.environment, directory=self.directory)
+        ports = [int(self.environment[name]) for name in _PORTS if name in self.environment]
         self._child.ready(lambda: all(map(accepts, ports)), _READY, f"the node accepts on {ports}")
 
     def stop(self) -> int:

@@ -577,6 +577,37 @@ def test_lines_over_broken_connections(tmp_path: Path) -> None:
         assert GAP not in lines
 
 
+# More than a new reader is given, less than the node keeps.
+FLOOD = 5_000
+RUSH = f"""\
+for number in range({FLOOD}):
+    os.write(1, b"line %d of the core\\n" % number)
+"""
+
+
+@each_transport
+def test_many_lines_while_the_connection_is_broken(tmp_path: Path, aim: Aim) -> None:
+    """A reader that comes back has all that the node kept meanwhile, however much that is, and nothing twice."""
+    with node_with(tmp_path, RUSH) as node, Relay(aim(node).port) as relay:
+
+        async def whole() -> list[str]:
+            target = replace(aim(node), port=relay.port)
+            async with connect(background.reactor, target) as client, client.logs() as stream:
+                lines = await stream.next()
+                relay.drop()
+                async with connect(background.reactor, aim(node)) as other:
+                    await other.start(some_backend())
+                while f"line {FLOOD - 1} of the core" not in lines:
+                    lines += await stream.next()
+            return lines
+
+        lines = background.run(whole)
+    numbers = [int(said[1]) for said in map(NUMBERED.fullmatch, lines) if said]
+    assert numbers == list(range(FLOOD))
+    assert len([line for line in lines if "is ready" in line]) == 1
+    assert GAP not in lines
+
+
 def test_lines_of_the_next_node(own_node: NodeProcess) -> None:
     """A stream goes on with the next node's lines, and says that some of the first may be missing."""
 

@@ -268,7 +268,7 @@ def test_long_and_odd_lines(tmp_path: Path, way: Make) -> None:
 
 
 def test_events_and_heartbeat(node: NodeProcess) -> None:
-    """A Bearer client gets events of one bare line each, and comments while nothing happens; the other kind, lines."""
+    """A Bearer client gets events of one line and its id, and comments while nothing happens; the other kind, lines."""
     with ExitStack() as stack:
         events, lines = (stack.enter_context(raw_stream(node, dialect)) for dialect in DIALECTS)
         began = time.monotonic()
@@ -279,11 +279,15 @@ def test_events_and_heartbeat(node: NodeProcess) -> None:
         bare = list(read_until(lines, "backend stopped"))
         framed = list(read_until(events, "backend stopped"))
     assert not [line for line in bare if line.startswith((":", "data:")) or not line]
-    assert framed[1::2] == [""] * (len(framed) // 2)
-    own = [line.removeprefix("data: ") for line in framed[::2] if not line.startswith(":")]
+    told = [event for event in "\n".join(framed).split("\n\n") if not event.startswith(":")]
+    own = [said[2] for said in map(EVENT.fullmatch, told) if said]
     assert own == bare[1:], "the ready line came before the comments"
+    assert len(own) == len(told)
+    first = int(told[0].split("@")[0].removeprefix("id: "))
+    assert [int(said[1]) for said in map(EVENT.fullmatch, told) if said] == list(range(first, first + len(told)))
 
 
+EVENT = re.compile(r"id: (\d+)@[0-9a-f]+\ndata: (.*)")
 DIALECTS: tuple[Dialect, Dialect] = ("bearer", "x-api-key")
 
 
@@ -306,10 +310,10 @@ def raw_stream(node: NodeProcess, dialect: Dialect) -> Iterator[HTTPResponse]:
 
 def comments(response: HTTPResponse) -> Iterator[str]:
     """The comments of an event stream, each followed by an empty line; events in between are passed over."""
-    while block := response.readline().decode():
-        assert response.readline() == b"\n"
-        if block.startswith(":"):
-            yield block
+    while line := response.readline().decode():
+        if line.startswith(":"):
+            assert response.readline() == b"\n"
+            yield line
 
 
 def read_until(response: HTTPResponse, last: str) -> Iterator[str]:

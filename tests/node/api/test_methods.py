@@ -18,7 +18,7 @@ MESSAGES = {
     "Empty": "",
     "BaseInfoResponse": "running=1:bool core_version=2 version=3 core_type=4 state=16 reason=17 warnings=18:*string",
     "Backend": "type=1:BackendType config=2 users=3:*User keep_alive=4:uint64 exclude_inbounds=5:*string",
-    "Log": "detail=1",
+    "Log": "detail=1 id=16",
     "Stat": "name=1 type=2 link=3 value=4:int64",
     "StatResponse": "stats=1:*Stat",
     "StatRequest": "name=1 reset=2:bool type=3:StatType",

@@ -15,19 +15,23 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.client import ResponseDone
 
 from node import errors
-from node.api.auth import Dialect
+from node.api.auth import Caller, Dialect
 from node.api.methods import METHODS
+from node.api.readers import LogReader, PlacedReader
 from node.client import LogStream, NoReply, Target, UnexpectedReply, Unreachable
 from node.client.body import MAX_LINE, SILENCE, LogBody
 from node.client.client import chunks
 from node.client.failures import of_grpc, of_http
 from node.client.inbox import ROOM, Inbox
+from node.client.line import Line
 from node.client.logs import GAP, QUIET, overlap
 from node.errors import KINDS, NodeError
-from node.logs import NODE_MARK, REPLAY, TOO_SLOW
+from node.keyfile import Key, Scope
+from node.logs import NODE_MARK, REPLAY, TOO_SLOW, LogRing
 from node.transport.site import describe
 from protos.service_pb2 import User
 
+CALLER = Caller(Key("somebody", Scope.READ, b""))
 START, INFO = METHODS[0], METHODS[2]
 
 # One of each kind, in words that the node uses.
@@ -172,25 +176,26 @@ def test_lines_that_come_again() -> None:
 
 
 class Node:
-    """A node as log streams see it: one ring, and a source for each connection."""
+    """An older node as log streams see it: one ring, and a source for each connection; lines have no places."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.ring: list[str] = []
-        self.sources: list[Inbox[str]] = []
+        self.sources: list[Inbox[Line]] = []
         self.down: NodeError | None = None
 
-    async def connect(self) -> Inbox[str]:
+    async def connect(self, last: str) -> Inbox[Line]:
+        assert not last
         if self.down is not None:
             raise self.down
         self.sources.append(Inbox(self.clock))
-        self.sources[-1].put(self.ring[-REPLAY:])
+        self.sources[-1].put(map(Line, self.ring[-REPLAY:]))
         return self.sources[-1]
 
     def says(self, *lines: str) -> None:
         self.ring.extend(lines)
         if self.sources:
-            self.sources[-1].put(lines)
+            self.sources[-1].put(map(Line, lines))
 
     def breaks(self) -> None:
         self.sources.pop().end(Unreachable("cut"))
@@ -258,7 +263,7 @@ class LogStreamTests(SynchronousTestCase):
         lost = [f"lost {number}" for number in range(3)]
         self.node.ring.extend(lost)
         told = f"{NODE_MARK}3{TOO_SLOW}"
-        self.node.sources[-1].put([told])
+        self.node.sources[-1].put([Line(told)])
         self.node.says("b")
         self.assertEqual(self.taken(stream), [told, "b"])
         self.node.breaks()
@@ -345,6 +350,57 @@ class LogStreamTests(SynchronousTestCase):
         self.assertEqual(taken, 5 * ROOM)
 
 
+class PlacedLogTests(SynchronousTestCase):
+    """A stream from a node that tells where its lines stand."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.ring = LogRing(self.clock, 1000)
+        self.source: Inbox[Line] = Inbox(self.clock)
+        self.asked: list[str] = []
+
+    async def connect(self, last: str) -> Inbox[Line]:
+        self.asked.append(last)
+        self.source = Inbox(self.clock)
+        reader = PlacedReader(LogReader(self.ring, CALLER, last))
+        while reader.behind:
+            self.source.put(Line(*line) for line in await reader.next())
+        return self.source
+
+    def taken(self, stream: LogStream) -> list[str]:
+        waiting = Deferred.fromCoroutine(stream.next(10))
+        self.clock.pump([0.05] * 300)
+        return self.successResultOf(waiting)
+
+    def test_as_many_lines_as_the_node_keeps(self) -> None:
+        """After a break there are all lines that came meanwhile, far more than a new reader is given, at once."""
+        self.ring.extend(["a", "a"])
+        stream = self.successResultOf(Deferred.fromCoroutine(LogStream(self.clock, self.connect).open()))
+        self.assertEqual(self.taken(stream), ["a", "a"])
+        self.source.end(Unreachable("cut"))
+        self.ring.extend(["a"] * 3 * REPLAY)
+        self.assertEqual(self.taken(stream), ["a"] * 3 * REPLAY)
+        self.source.end(Unreachable("cut"))
+        self.ring.extend(map(str, range(1100)))
+        lines = self.taken(stream)
+        self.assertEqual(lines, [f"{NODE_MARK}100{TOO_SLOW}", *map(str, range(100, 1100))])
+        self.source.end(Unreachable("cut"))
+        self.ring.extend(["last"])
+        self.assertEqual(self.taken(stream), ["last"])
+        self.assertEqual(self.asked[0], "")
+        self.assertEqual(len(set(self.asked)), 4)
+
+    def test_another_run_of_the_node(self) -> None:
+        """All that the next one has said comes, behind the word that lines of the one before may be missing."""
+        self.ring.extend(map(str, range(500)))
+        stream = self.successResultOf(Deferred.fromCoroutine(LogStream(self.clock, self.connect).open()))
+        self.taken(stream)
+        self.ring = LogRing(self.clock, 1000)
+        self.ring.extend(["ready", "and more"])
+        self.source.end(Unreachable("gone"))
+        self.assertEqual(self.taken(stream), [GAP, "ready", "and more"])
+
+
 class FakeResponse:
     """A response whose body the test writes."""
 
@@ -372,11 +428,11 @@ class LogBodyTests(SynchronousTestCase):
         self.clock = Clock()
         self.response = FakeResponse()
 
-    def body(self, events: bool = True) -> Inbox[str]:
+    def body(self, events: bool = True) -> Inbox[Line]:
         return LogBody(self.clock, self.response, events).inbox  # type: ignore[arg-type]
 
-    def taken(self, inbox: Inbox[str]) -> list[str]:
-        return self.successResultOf(Deferred.fromCoroutine(inbox.take(0)))
+    def taken(self, inbox: Inbox[Line]) -> list[str]:
+        return [line.text for line in self.successResultOf(Deferred.fromCoroutine(inbox.take(0)))]
 
     def test_lines_in_any_pieces(self) -> None:
         """Lines are whole however the bytes come, and comments are none."""
@@ -388,13 +444,23 @@ class LogBodyTests(SynchronousTestCase):
                 self.response.body.dataReceived(said[start : start + size])
             self.assertEqual(self.taken(inbox), ["one", " two – ", ""])
 
+    def test_places(self) -> None:
+        """A line has the place that its event says, and is there when its event is whole: else it would come twice."""
+        inbox = self.body()
+        self.response.body.dataReceived(b"id: 1@a\r\ndata: one\r\n\r\nid: 2@a\ndata: two\n")
+        found = self.successResultOf(Deferred.fromCoroutine(inbox.take(0)))
+        self.assertEqual(found, [Line("one", "1@a")])
+        self.assertEqual(found[0].log, "a")
+        self.response.body.dataReceived(b"\n")
+        self.assertEqual(self.successResultOf(Deferred.fromCoroutine(inbox.take(0))), [Line("two", "2@a")])
+
     def test_bare_lines(self) -> None:
         """In the other dialect each line is one."""
         inbox = self.body(events=False)
         self.response.body.dataReceived(b"one\n\ndata: two\nthr\xffee\nfo")
         self.assertEqual(self.taken(inbox), ["one", "", "data: two", "thr\ufffdee"])
 
-    def ended(self, inbox: Inbox[str], kind: type[Exception]) -> None:
+    def ended(self, inbox: Inbox[Line], kind: type[Exception]) -> None:
         self.failureResultOf(Deferred.fromCoroutine(inbox.take(0)), kind)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 

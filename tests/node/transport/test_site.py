@@ -575,13 +575,20 @@ class LogStreamTests(SiteCase):
             await deferLater(reactor, 0)
 
     async def test_sse(self) -> None:
-        """A Bearer client gets Server-Sent Events: the tail, then each line as one event."""
+        """A Bearer client gets the tail, then each line as an event; one that comes again what is behind the id."""
         self.extend("before")
         client = await self.open(BEARER)
         self.assertIn(b"Content-Type: text/event-stream", client.received)
         await until(client.holds(b"data: before\n\n"))
         self.extend("one", "two\r\nlines")
-        await until(client.holds(b"data: one\n\ndata: two\\r\\nlines\n\n"))
+        await until(client.holds(b"data: two\\r\\nlines\n\n"))
+        [first] = re.findall(rb"id: (.*)\ndata: one\n\n", client.received)
+        again = await self.open(BEARER + b"\r\nLast-Event-ID: " + first)
+        await until(again.holds(b"data: two\\r\\nlines\n\n"))
+        self.assertNotIn(b"data: one", again.received)
+        elsewhere = await self.open(BEARER + b"\r\nLast-Event-ID: 7@another node")
+        await until(elsewhere.holds(b"data: two\\r\\nlines\n\n"))
+        self.assertIn(b"data: before", elsewhere.received)
 
     async def test_headers_at_once(self) -> None:
         """With nothing to tell, both dialects have their headers at once, and only the document's has a comment."""
