@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from collections.abc import Callable
 
-from node.logs import Logger
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 # Seconds that one line stands for.
 PERIOD = 600.0
@@ -13,12 +13,11 @@ _ADDRESSES = 1000
 
 
 class Repeated:
-    """One kind of thing. `what` completes "12 times more in 600 s: …"."""
+    """One kind of thing: `what`, which a logger is to `warn` of."""
 
-    log = Logger()
-
-    def __init__(self, reactor: IReactorTime, what: str) -> None:
+    def __init__(self, reactor: IReactorTime, warn: Callable[..., None], what: str) -> None:
         self._reactor = reactor
+        self._warn = warn
         self._what = what
         self._count = 0
         self._addresses: set[str] = set()
@@ -30,7 +29,7 @@ class Repeated:
         now = self._reactor.seconds()
         if now >= self._quiet_until:
             self._quiet_until = now + PERIOD
-            self.log.warn("{what}: {address}", what=self._what, address=address or "of any address")
+            self._warn("{what}: {address}", what=self._what, address=address or "of any address")
             return
         self._count += 1
         if address and len(self._addresses) < _ADDRESSES:
@@ -44,7 +43,7 @@ class Repeated:
             self._call.cancel()
         self._call = None
         if self._count:
-            self.log.warn(
+            self._warn(
                 "{what}: {count} more, of {addresses} addresses, which are not told one by one",
                 what=self._what,
                 count=self._count,

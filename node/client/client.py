@@ -19,8 +19,6 @@ from node.client.events import EventStream
 from node.client.failures import DeadlineExceeded, UnexpectedReply
 from node.client.inbox import Inbox
 from node.client.logs import LogStream
-from node.client.rest import RestTransport
-from node.client.rpc import RpcTransport
 from node.client.target import Target
 from node.client.transport import Transport
 from protos import service_pb2 as pb
@@ -43,8 +41,13 @@ def connect(reactor: IReactorTime, target: Target, *, deadline: float = DEADLINE
 
     Raises `OSError` or `ValueError` for a key or a certificate that cannot be read.
     """
+    # The libraries of a transport are loaded with it: a program that says one thing and ends would wait for both.
     if target.transport == "rest":
+        from node.client.rest import RestTransport
+
         return Client(reactor, RestTransport(reactor, target), deadline)
+    from node.client.rpc import RpcTransport
+
     bridge = aio or Aio(IReactorFromThreads(reactor))
     transport = RpcTransport(reactor, target, bridge, owned=aio is None)
     if aio is None:

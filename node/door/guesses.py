@@ -7,6 +7,7 @@ from typing import Protocol
 
 from twisted.internet.interfaces import IReactorTime
 
+from node.logs import Logger
 from node.repeated import Repeated
 
 # Wrong keys of one address that are answered at once, and more a second; and how late the answers to others are. Who
@@ -29,12 +30,14 @@ class Connection(Protocol):
 class Guesses:
     """How many wrong keys of each address are still answered at once."""
 
+    log = Logger()
+
     def __init__(self, reactor: IReactorTime) -> None:
         self._reactor = reactor
         # What is left, and when that was.
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        self._keys = Repeated(reactor, "a wrong key, or none")
-        self._late = Repeated(reactor, "many wrong keys of one address, whose answers come late now")
+        self._keys = Repeated(reactor, self.log.warn, "a wrong key, or none")
+        self._late = Repeated(reactor, self.log.warn, "many wrong keys of one address, whose answers come late now")
 
     def wrong(self, connection: Connection) -> float:
         """One more wrong key, or none. Returns the seconds after which it is to be answered."""

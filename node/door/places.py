@@ -7,6 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 from twisted.internet.interfaces import IReactorTime
 
+from node.logs import Logger
 from node.repeated import Repeated
 
 
@@ -41,14 +42,18 @@ class Places(Generic[C]):
     There are `size` of them, and of one address at most `strangers` that have not shown the key.
     """
 
+    log = Logger()
+
     def __init__(self, reactor: IReactorTime, size: int, strangers: int) -> None:
         self._reactor = reactor
         self._size = size
         self._strangers = strangers
         self._taken: dict[C, None] = {}
         limit = f"connection limit ({size}) reached: a new one ends a stranger's or an idle one"
-        self._full = Repeated(reactor, limit)
-        self._crowded = Repeated(reactor, f"an address has {strangers} connections without the key: a new one ends one")
+        self._full = Repeated(reactor, self.log.warn, limit)
+        self._crowded = Repeated(
+            reactor, self.log.warn, f"an address has {strangers} connections without the key: a new one ends one"
+        )
 
     def __len__(self) -> int:
         return len(self._taken)

@@ -43,7 +43,7 @@ class Session:
     named: tuple[str, ...] = ()
     all: bool = False
     json: bool = False
-    timeout: float = TIMEOUT
+    timeout: float | None = None
 
     @property
     def nodes(self) -> Nodes:
@@ -63,8 +63,8 @@ class Session:
         return {profile.name: target_of(profile, os.environ) for profile in self._chosen()}
 
     def ask(self, work: Work[T], timeout: float | None = None) -> list[Outcome[T]]:
-        """Ask all chosen nodes at once. `timeout`: seconds for commands that may take longer than others."""
-        targets, deadline = self.targets(), max(self.timeout, timeout or 0)
+        """Ask all chosen nodes at once. `timeout`: seconds, for commands that may take longer, if none are said."""
+        targets, deadline = self.targets(), self.timeout or timeout or TIMEOUT
         names = ", ".join(targets)
         console = Console(stderr=True)
         with console.status(f"asking {names}") if console.is_terminal and not self.json else nullcontext():
@@ -87,7 +87,7 @@ class Session:
         targets = self.targets()
 
         async def main(reactor: Reactor) -> T:
-            async with Fleet(reactor, targets, self.timeout) as fleet:
+            async with Fleet(reactor, targets, self.timeout or TIMEOUT) as fleet:
                 return await work(fleet)
 
         return run(main)

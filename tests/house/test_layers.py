@@ -29,6 +29,7 @@ ROOMS: dict[str, set[str]] = {
         *("node", "node.errors", "node.logs", "node.periodic", "node.reactor", "node.waiting"),
         *("node.keyfile", "node.secret_file", "node.settings", "node.watching"),
     },
+    "node.doctor": {"node.certificate", "node.secret_file", "node.settings", "node.state"},
     "node.events": {"node.logs", "node.state"},
     "node.metrics": {
         *("node.backend", "node.contract", "node.machine", "node.state", "node.traffic"),
@@ -39,9 +40,10 @@ ROOMS: dict[str, set[str]] = {
     "node.client": {"node.api", "node.aio", "node.errors", "node.logs"},
     "node.nodectl": {"node", "node.aio", "node.client", "node.env_file", "node.errors", "node.logs", "node.reactor"}
     | {"node.settings", "node.nodectl.users", "node.secret_file", "node.keys", "node.keyfile", "node.certificate"}
-    | {"drivers.install"},
+    | {"drivers.install", "node.doctor"},
     "node.nodectl.users": {"node.contract"},
     "node.nodectl.commands": {
+        "node.doctor",
         "node.nodectl",
         "node.nodectl.users",
         "node.client",

@@ -32,11 +32,11 @@ class Ctl:
 
     def __init__(self, directory: Path, node: NodeProcess, transport: str) -> None:
         self.directory = directory
-        self._program = Nodectl(directory)
-        self._program.add("one", node, transport)
+        self.program = Nodectl(directory)
+        self.program.add("one", node, transport)
 
     def __call__(self, *words: str, code: Exit = Exit.OK) -> Done:
-        done = self._program("--node", "one", "users", *words)
+        done = self.program("--node", "one", "users", *words)
         assert done.code == code, (words, done)
         return done
 
@@ -185,6 +185,7 @@ def test_a_file_that_cannot_be_used(ctl: Ctl) -> None:
     assert "line 4: ann is in line 2 already" in told and "line 5: bob has no inbounds" in told
 
 
+@once
 def test_many(ctl: Ctl) -> None:
     """More users than go at once, or on one page."""
     users = [pb.User(email=f"user {number}") for number in range(6001)]
@@ -195,3 +196,21 @@ def test_many(ctl: Ctl) -> None:
     listed = ctl.result("list")
     assert (len(listed["users"]), listed["total"], listed["changed"]) == (6001, 6001, False)
     assert ctl.result("diff", "many.csv")["same"] == 6001
+
+
+@once
+def test_many_are_to_go(ctl: Ctl) -> None:
+    """On a terminal somebody is asked; for no, and for Ctrl-C, nothing is changed."""
+    ctl("sync", ctl.table(people("ann", "bob")))
+    command = "--node", "one", "users", "sync", ctl.table(people("cid"))
+    for answer, code in (("n\n", Exit.USAGE), ("\x03", Exit.INTERRUPTED)):
+        with ctl.program.terminal(*command) as terminal:
+            terminal.find("2 of 2 users would be removed: ann, bob", "Remove them?")
+            terminal.type(answer)
+            assert terminal.wait() == code
+        assert ctl.states().keys() == {"ann", "bob"}
+    with ctl.program.terminal(*command) as terminal:
+        terminal.find("Remove them?")
+        terminal.type("y\n")
+        assert terminal.wait() == Exit.OK
+    assert ctl.states() == {"cid": ["in"]}

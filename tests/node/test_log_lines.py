@@ -107,7 +107,7 @@ def test_what_happens_again_and_again() -> None:
     """The first is a line, the others of a period are one line with their number, the end of it tells the rest."""
     clock = Clock()
     with capturedLogs() as events:
-        repeated = Repeated(clock, "a handshake failed")
+        repeated = Repeated(clock, Logger().warn, "a handshake failed")
         for number in range(1000):
             repeated.happened(f"192.0.2.{number % 4}")
         assert [event["address"] for event in events] == ["192.0.2.0"]
