@@ -303,7 +303,7 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.way"}
         (["prometheus_client"], {"node.metrics.families", "node.metrics.pages"}),
         (["subprocess"], {"drivers.install.install", "drivers.install.wheels"}),
         (["sqlite3"], {"node.state.database", "node.state.schema"}),
-        (["urllib.request", "http.client"], {"drivers.install.archive", "drivers.install.install"}),
+        (["urllib.request", "http.client"], {"drivers.install.archive", "drivers.install.install", "node.ready"}),
         (
             ["click", "rich"],
             {name for name in modules() if within(name, "node.nodectl")},
