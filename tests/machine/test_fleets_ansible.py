@@ -1,0 +1,209 @@
+"""deploy/ansible, by Ansible: on a server with a systemd, and in a chroot, where nothing runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.staging import certs
+from scripts.staging.core import find_xray
+from scripts.staging.sing_box import find_sing_box
+from tests.harness.guest import Guest, Layers
+from tests.machine.conftest import CLONE, Wheel
+from tests.machine.tools import MAKING, Tools, run, tools
+
+_PLAYBOOKS = CLONE / "deploy" / "ansible"
+_PACKAGES = ("ansible==12.*", "ansible-lint==26.*")
+_INSIDE = "env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8"
+# As chroot is called: the tree, then the command.
+_INTO_GUEST = f"""#!/bin/sh
+shift
+exec nsenter --target=%s --pid --mount --uts --ipc --net --cgroup -- {_INSIDE} "$@"
+"""
+_INTO_TREE = f"""#!/bin/sh
+exec unshare --mount sh -ec '
+mount -t proc proc "$0/proc"
+mount --bind /dev "$0/dev"
+exec chroot "$0" {_INSIDE} "$@"' "$@"
+"""
+_TASKS = """---
+- name: Tell
+  ansible.builtin.command: systemctl show --property MainPID node
+  changed_when: true
+"""
+
+pytestmark = [pytest.mark.machine, pytest.mark.timeout(MAKING)]
+
+
+@pytest.fixture(scope="module")
+def ansible() -> Iterator[Path]:
+    with tools() as made:
+        yield _of(made)
+
+
+def _of(made: Tools) -> Path:
+    return made.python("ansible", *_PACKAGES)
+
+
+def _core(executable: Path) -> dict[str, str]:
+    """As the role takes one: its directory has its name and its version."""
+    return {"name": executable.name, "version": executable.parent.name.removeprefix(f"{executable.name}-")}
+
+
+@dataclass
+class Host:
+    """One host for Ansible, and what its play has to know."""
+
+    ansible: Path
+    directory: Path
+    connection: dict[str, Any]
+    variables: dict[str, Any] = field(default_factory=dict)
+
+    def play(self, *arguments: str, playbook: str = "site.yml") -> list[str]:
+        """The tasks that changed something. Raises `AssertionError` with all that Ansible said if one failed."""
+        inventory = self.directory / "inventory.json"
+        group = {"hosts": {"host": self.connection}, "vars": self.variables}
+        inventory.write_text(json.dumps({"txnode": group}))
+        program = self.ansible / "ansible-playbook"
+        said = run([program, "-i", inventory, _PLAYBOOKS / playbook, *arguments], self.directory, **self._environment())
+        assert re.search(r"^host +: .*unreachable=0 +failed=0 ", said, re.MULTILINE), said
+        secrets = [self.variables.get("txnode_api_key"), self.variables.get("txnode_certificate_key")]
+        assert not [secret for secret in secrets if secret and secret in said]
+        parts = re.split(r"^(?:TASK|RUNNING HANDLER) \[txnode : (.*)\] \**$", said, flags=re.MULTILINE)
+        return [name for name, text in zip(parts[1::2], parts[2::2], strict=True) if "\nchanged: [" in text]
+
+    def _environment(self) -> dict[str, str]:
+        path = f"{self.ansible}:{os.environ['PATH']}"
+        return {"PATH": path, "HOME": str(self.directory), "ANSIBLE_NOCOLOR": "1", "ANSIBLE_FORCE_COLOR": "0"}
+
+
+@pytest.fixture
+def host(
+    ansible: Path, wheel: Callable[..., Wheel], scratch: Path, request: pytest.FixtureRequest
+) -> Callable[[Path, str], Host]:
+    """Makes one of a tree and of what enters it, with a version of its own to install."""
+    made = wheel(f"7.0.{abs(hash(request.node.name)) % 1000}")
+    directory = scratch / f"{request.node.name}-ansible"
+    directory.mkdir()
+    variables = {
+        "txnode_version": made.version,
+        "txnode_sha256": made.digest,
+        "txnode_wheel": str(made.file),
+        "txnode_environment": {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/srv/wheels"},
+        "txnode_cores": [_core(path) for path in (find_xray(), find_sing_box())],
+        "txnode_settings": {"UPGRADE_ON_START": True, "LOG_BUFFER_SIZE": 5000},
+        "txnode_sans": ["node.example.com"],
+        "txnode_certificates_to": str(directory / "certificates"),
+    }
+
+    def of(root: Path, enter: str) -> Host:
+        into = directory / "enter"
+        into.write_text(enter)
+        into.chmod(0o755)
+        connection = {
+            "ansible_connection": "community.general.chroot",
+            "ansible_host": str(root),
+            "ansible_chroot_exe": str(into),
+            "ansible_python_interpreter": "/usr/bin/python3",
+            "ansible_remote_tmp": "/root/.ansible/tmp",
+        }
+        return Host(ansible, directory, connection, variables)
+
+    return of
+
+
+@pytest.fixture
+def guest(supplied: Layers, scratch: Path, request: pytest.FixtureRequest) -> Iterator[Guest]:
+    """A server on which there is no node yet."""
+    layers = Layers(supplied.all, scratch / request.node.name)
+    with layers.mounted() as root, Guest(root) as running:
+        yield running
+
+
+def test_the_linter_has_nothing_to_say(ansible: Path) -> None:
+    """By its strictest profile."""
+    path = f"{ansible}:{os.environ['PATH']}"
+    run([ansible / "ansible-lint", "--offline", "--strict", "--profile", "production"], _PLAYBOOKS, PATH=path)
+
+
+def test_a_server_is_what_the_variables_say(guest: Guest, host: Callable[[Path, str], Host]) -> None:
+    """A look at a new server changes nothing on it; the first run brings the node up, the second has nothing to do.
+
+    Then a certificate and keys are read anew by the node that runs, and a setting restarts it, when it is drained.
+    """
+    at = host(guest.root, _INTO_GUEST % guest.pid)
+    assert at.play("--check")
+    assert not (guest.root / "etc/txnode").exists()
+    stale = guest.root / "opt/txnode/cores/xray-0.1"
+    stale.mkdir()
+    assert "Restart the service" in at.play()
+    assert guest.shows("ActiveState") == "active"
+    assert not stale.exists()
+    assert (at.directory / "certificates" / "host.pem").read_text().startswith("-----BEGIN CERTIFICATE")
+    assert at.play() == []
+    assert at.play("--check") == []
+    _reloaded(guest, at)
+    _restarted(guest, at)
+
+
+def _reloaded(guest: Guest, at: Host) -> None:
+    """Keys and certificates come without a restart, by the files of the service's own user."""
+    pair = certs.make(at.directory, ["node.example.com"])
+    running = guest.shows("MainPID")
+    at.variables["txnode_certificate"] = pair.certificate.read_text()
+    at.variables["txnode_certificate_key"] = pair.key.read_text()
+    at.variables["txnode_keys"] = [{"name": "panel", "scope": "all", "key": "a key of some length"}]
+    changed = at.play("--diff")
+    assert "Reload the node" in changed
+    assert "Restart the service" not in changed
+    assert guest.shows("MainPID") == running
+    assert at.play() == []
+    state = guest.root / "var/lib/private/txnode"
+    assert {(state / name).stat().st_uid for name in ("key.pem", "api_keys")} == {state.stat().st_uid}
+    served = guest.network("openssl", "s_client", "-connect", "127.0.0.1:62051")
+    assert at.variables["txnode_certificate"].strip() in served
+
+
+def _restarted(guest: Guest, at: Host) -> None:
+    """The host is taken out, then restarted, then brought back; what it is taken out of is the operator's."""
+    told = at.directory / "tell.yml"
+    told.write_text(_TASKS)
+    running = guest.shows("MainPID")
+    at.variables["txnode_settings"]["LOG_BUFFER_SIZE"] = 6000
+    at.variables |= {"txnode_drain_tasks": str(told), "txnode_return_tasks": str(told), "txnode_api_key": "k" * 20}
+    changed = at.play("--diff", playbook="rolling.yml")
+    assert [task for task in changed if task in ("Tell", "Restart the service")] == [
+        "Tell",
+        "Restart the service",
+        "Tell",
+    ]
+    assert guest.shows("MainPID") != running
+    assert at.play(playbook="rolling.yml") == []
+
+
+def test_a_setting_that_the_node_does_not_have(guest: Guest, host: Callable[[Path, str], Host]) -> None:
+    """It is refused before anything is done, by its name."""
+    at = host(guest.root, _INTO_GUEST % guest.pid)
+    at.variables["txnode_settings"]["LOG_BUFER_SIZE"] = 1
+    with pytest.raises(AssertionError, match="LOG_BUFER_SIZE"):
+        at.play()
+    assert not (guest.root / "opt/txnode/versions").exists()
+
+
+def test_a_chroot(
+    supplied: Layers, scratch: Path, host: Callable[[Path, str], Host], request: pytest.FixtureRequest
+) -> None:
+    """As for an image: all is written and enabled, nothing is started; the second run has nothing to do."""
+    with Layers(supplied.all, scratch / request.node.name).mounted() as root:
+        at = host(root, _INTO_TREE)
+        assert "Write the unit" in at.play()
+        assert (root / "etc/systemd/system/multi-user.target.wants/node.service").is_symlink()
+        assert at.play() == []
+        assert at.play("--check") == []
