@@ -11,7 +11,7 @@ import secrets
 from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import twisted.logger
 from twisted.internet.defer import Deferred
@@ -31,6 +31,9 @@ MAX_TEXT = 4096
 
 # No line has a number as long as this.
 _DIGITS = 20
+# Fields that tell of users, and what stands in their place.
+USERS = ("user", "users", "of_user")
+UNNAMED = "(LOG_USERS is off)"
 
 NODE_MARK = "[node] "
 # Follows the number of lines that a reader has lost.
@@ -55,9 +58,17 @@ def printable(text: str) -> str:
 
 
 class Logger(twisted.logger.Logger):
-    """Twisted's. Texts in fields may be of others: they are made printable, and cut."""
+    """Twisted's. Texts in fields may be of others: they are made printable, and cut.
+
+    Fields that tell of users by name, USERS, are left out unless the operator wants them.
+    """
+
+    # Set at the start, as the settings have it.
+    names_users: ClassVar[bool] = False
 
     def emit(self, level: twisted.logger.LogLevel, format: str | None = None, **fields: Any) -> None:
+        if not self.names_users:
+            fields |= {name: UNNAMED for name in USERS if name in fields}
         for name, value in fields.items():
             if isinstance(value, str):
                 fields[name] = printable(value[:MAX_TEXT])

@@ -62,6 +62,8 @@ _SERVING = (
     Setting("TLS_MIN", "1.2 or 1.3: the oldest version of TLS that is spoken", "1.2"),
     Setting("STATE_DIR", "where the node keeps what must outlive it; its own, mode 0700", _STATE_DIR),
     Setting("LOG_BUFFER_SIZE", "how many log lines are kept for readers", "10000"),
+    Setting("LOG_FORMAT", "text or json: how the node writes its own log; json is one line an event", "text"),
+    Setting("LOG_USERS", "on: the node's own log may name users", "off"),
 )
 _BACKEND = (
     Setting("STOP_GRACE", "seconds a core lives on after a Stop with x-api-key, for the Start that follows it", "30"),
@@ -78,6 +80,15 @@ _BACKEND = (
         "TRAFFIC_INTERVAL",
         "seconds between two readings of a core's counters by the node itself; each request has them read as well",
         "10",
+    ),
+    Setting(
+        "METRICS_PORT",
+        "a port of 127.0.0.1 for /metrics without TLS and, for other users of the machine, without a key",
+    ),
+    Setting("METRICS_USERS", "on: bytes are told by user, too: two series for each", "off"),
+    Setting(
+        "METRICS_NAMES",
+        "a prefix: figures are told as well by the names that exporters of cores have for them, see docs/metrics.md",
     ),
     Setting("DEBUG", "1 or true: log every request too", "0"),
 )
@@ -104,6 +115,8 @@ class Settings:
     newest_tls: bool
     state_dir: Path
     log_buffer_size: int
+    log_json: bool
+    log_users: bool
     stop_grace: int
     drain_timeout: float
     drain_generations: int
@@ -111,6 +124,9 @@ class Settings:
     outlive: bool
     resume: bool
     traffic_interval: float
+    metrics_port: int | None
+    metrics_users: bool
+    metrics_names: str
     debug: bool
     drivers: Mapping[str, str]
     notify: Mapping[str, str]
@@ -183,6 +199,8 @@ class _Check:
             newest_tls=self._word("TLS_MIN", "1.2", "1.3") == "1.3",
             state_dir=state_dir,
             log_buffer_size=self._number("LOG_BUFFER_SIZE", 1, 1_000_000),
+            log_json=self._word("LOG_FORMAT", "text", "json") == "json",
+            log_users=self._word("LOG_USERS", "on", "off") == "on",
             stop_grace=self._number("STOP_GRACE", 0, 3600),
             drain_timeout=self._seconds("DRAIN_TIMEOUT", 1, 86_400),
             drain_generations=self._number("DRAIN_GENERATIONS", 0, 100),
@@ -190,6 +208,9 @@ class _Check:
             outlive=self._word("KEEP_ALIVE_ACTION", "stop", "keep") == "keep",
             resume=self._word("RESUME", "on", "off") == "on",
             traffic_interval=self._seconds("TRAFFIC_INTERVAL", 0.1, 3600),
+            metrics_port=self._metrics_port(rest_port, grpc_port),
+            metrics_users=self._word("METRICS_USERS", "on", "off") == "on",
+            metrics_names=self._prefix("METRICS_NAMES"),
             debug=self._switch("DEBUG"),
             drivers={setting.name: self._of_driver(setting) for setting in drivers},
             notify=notify,
@@ -276,6 +297,22 @@ class _Check:
         if chosen and chosen != protocol and name not in self._explicit:
             return None
         return self._number(name, 1, 65535)
+
+    def _metrics_port(self, *others: int | None) -> int | None:
+        if not self._values["METRICS_PORT"]:
+            return None
+        port = self._number("METRICS_PORT", 1, 65535)
+        if port in others:
+            self._faults.append(f"METRICS_PORT is {port}, which is another port of the node")
+        return port
+
+    def _prefix(self, name: str) -> str:
+        text = self._values[name].lower()
+        if text and (not re.fullmatch(r"[a-z][a-z0-9]{0,31}", text) or text == "txnode"):
+            self._faults.append(
+                f"{name}: {text!r} is no prefix: lower-case letters and digits, and another than txnode"
+            )
+        return text
 
     def _key(self, state_dir: Path) -> tuple[str, Path | None]:
         """The key, and the file that it is from. There may be none where a file has others."""

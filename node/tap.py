@@ -8,12 +8,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from twisted.application.service import IService, Service
+from twisted.application.service import IService, IServiceCollection, Service
 from twisted.internet.defer import Deferred, ensureDeferred, gatherResults, maybeDeferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IListeningPort
@@ -21,14 +22,16 @@ from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
 
 from drivers.registry import DRIVER_SETTINGS, Drivers
-from node import __version__, deployed
+from node import __version__, deployed, log_lines
 from node.aio import Aio
 from node.api.auth import Authenticator
 from node.api.calls import Calls
 from node.api.keyring import Keyring
 from node.api.operations import Backend, Policy
+from node.api.pages import Page
 from node.backend.drain import Limits
 from node.contract.driver import Host
+from node.door import connections
 from node.door.entrance import Entrance
 from node.door.tls import GRPC_FIRST, REST_FIRST, BadPair, Certificates, CertificateWatch, Demands, Protocols
 from node.door.upstream import Upstream
@@ -36,20 +39,29 @@ from node.events.journal import Journal
 from node.events.kinds import Kind
 from node.keyfile import BadKeys
 from node.logs import Logger, LogRing
+from node.machine.neighbour import user_of
 from node.machine.system import SystemStats
 from node.machine.systemd import Notifier, Systemd
+from node.metrics.figures import Figures, Sources
+from node.metrics.lag import Lag
+from node.metrics.pages import Meters, Pages
+from node.metrics.readiness import Readiness, checks
 from node.reactor import Reactor
 from node.settings import BadSettings, Settings, all_settings, load
 from node.state.database import Saved
 from node.state.directory import StateDirectory
 from node.state.store import Store
-from node.transport.rest import make_app
+from node.transport.rest import make_app, make_pages
 from node.transport.rpc import RpcServer
+from node.transport.site import Limits as SiteLimits
 from node.transport.site import Site
 from node.watching import FileWatch
 
 SETTINGS = all_settings(DRIVER_SETTINGS)
 BIND_SECONDS = 10.0
+LOOPBACK = "127.0.0.1"
+# On the port for metrics.
+FEW = SiteLimits(max_connections=32, strangers=32, max_body=0)
 # Seconds after which a thread that computes lets the others run. With Python's 5 ms a large set of users that is being
 # built stalls every call by a multiple of that.
 SWITCH_INTERVAL = 0.0005
@@ -99,7 +111,8 @@ def makeService(options: Options) -> IService:
         settings = load(options.settings(), Path.cwd(), drivers=DRIVER_SETTINGS)
     except BadSettings as bad:
         raise SystemExit("\n".join(f"txnode cannot start: {fault}" for fault in bad.faults)) from bad
-    return NodeService(node_reactor, settings)
+    Logger.names_users = settings.log_users
+    return NodeService(node_reactor, settings, options.parent or {})
 
 
 def follow_no_clock_on_the_wall(reactor: Reactor) -> None:
@@ -117,7 +130,9 @@ class NodeService(Service):
 
     log = Logger()
 
-    def __init__(self, reactor: Reactor, settings: Settings) -> None:
+    def __init__(self, reactor: Reactor, settings: Settings, twistd: Mapping[str, Any] | None = None) -> None:
+        """`twistd`: the options of that, which say where the log goes."""
+        self._twistd = twistd or {}
         self._reactor = reactor
         self._settings = settings
         self._state = StateDirectory(settings.state_dir)
@@ -143,23 +158,76 @@ class NodeService(Service):
             settings.traffic_interval,
             drain,
             settings.upgrade,
+            settings.metrics_users,
         )
         self._systemd = Systemd(Notifier.from_environment(settings.notify), reactor)
         authenticator = Authenticator(settings.api_key, settings.certified)
         secrets = [settings.api_key_file] if settings.api_key_file else []
         self._keyring = Keyring(settings.keys_file, settings.keys_required, authenticator, secrets)
         self._keys_watch = FileWatch("new keys", self._keyring, reactor)
+        meters = Meters()
+        authenticator.refused = meters.refused
         others = (self._watch, self._keyring, self._keys_watch, self._systemd)
         self._backend = Backend(
             *(reactor, self._ring, self._drivers, self._system, self._store, policy, others, self._journal)
         )
-        self._calls = calls = Calls(self._backend, self._ring, authenticator.knows, self._journal)
+        self._calls = calls = Calls(self._backend, self._ring, authenticator.knows, self._journal, meters.called)
         self._keyring.gone = calls.dismiss
         self._upstream = Upstream(reactor, self._state.door_dir)
         self._rpc = RpcServer(self._aio, calls, authenticator, self._upstream)
-        self._site = Site(make_app(calls), authenticator, reactor, log_requests=settings.debug, heard=calls.touch)
+        self._lag = Lag(reactor)
+        runner, generations = self._backend.runner, self._backend.generations
+        self._readiness = Readiness(reactor, checks(self._store, runner.status, generations))
+        self._readiness.changed = self._rpc.tell
+        pages = self._pages(meters)
+        self._site = Site(
+            make_app(calls, pages),
+            authenticator,
+            reactor,
+            log_requests=settings.debug,
+            heard=calls.touch,
+            pages=pages,
+            is_open=partial(is_open_here, frozenset(page.path for page in pages if page.is_open)),
+        )
+        self._metrics_site = Site(
+            make_pages(pages), authenticator, reactor, FEW, settings.debug, pages=pages, is_open=is_open_to_others
+        )
         self._entrance = Entrance(self._site.connections, self._site, self._upstream)
         self._ports: list[IListeningPort] = []
+
+    def setServiceParent(self, parent: IServiceCollection) -> None:
+        """Said to an application, whose log begins next."""
+        super().setServiceParent(parent)
+        if self._settings.log_json:
+            try:
+                log_lines.install(parent, self._twistd, self._reactor.callFromThread)
+            except ValueError as error:
+                raise SystemExit(f"txnode cannot start: {error}") from error
+
+    def _pages(self, meters: Meters) -> tuple[Page, ...]:
+        """What is told to monitoring."""
+        backend, settings = self._backend, self._settings
+        sources = Sources(
+            runner=backend.runner,
+            generations=backend.generations,
+            traffic=backend.traffic,
+            store=self._store,
+            readiness=self._readiness,
+            lag=self._lag,
+            state_dir=settings.state_dir,
+            places=connections.Limits.max_connections,
+            crowd=self._crowd,
+            warnings=lambda: backend.warnings,
+            expires=lambda: self._certificates.current.expires,
+        )
+        figures = Figures(self._reactor, sources, settings.metrics_names)
+        return Pages(self._reactor, figures, meters, self._readiness).all()
+
+    def _crowd(self) -> Iterator[tuple[str, bool]]:
+        """The connections, by the protocol that their port is for."""
+        for connection in self._site.connections:
+            port = connection.transport.getHost().port
+            yield "rest" if port == self._settings.rest_port else "grpc", connection.known
 
     def startService(self) -> None:
         super().startService()
@@ -182,9 +250,10 @@ class NodeService(Service):
             self._aio.block(self._rpc.start(), BIND_SECONDS)
             self._listen(self._settings.grpc_port, GRPC_FIRST)
             self._listen(self._settings.rest_port, REST_FIRST)
+            self._listen_for_metrics()
         except (OSError, BadPair, BadKeys, CannotListenError) as error:
             raise SystemExit(f"txnode cannot start: {error}") from error
-        for part in (self._system, self._watch, self._keys_watch, self._systemd):
+        for part in (self._system, self._watch, self._keys_watch, self._systemd, self._lag, self._readiness):
             part.startService()
         self._reactor.callWhenRunning(self._ready)
         self._reactor.callWhenRunning(self._backend.begin, saved)
@@ -201,6 +270,9 @@ class NodeService(Service):
             ("the ports", self._stop_listening),
             ("gRPC", lambda: self._aio.run(self._rpc.stop())),
             ("the connections", self._site.connections.disconnect),
+            ("the connections of the port for metrics", self._metrics_site.connections.disconnect),
+            ("the look at readiness", self._readiness.stopService),
+            ("the look at the loop", self._lag.stopService),
             ("the calls", self._calls.close),
             ("the backend", self._backend.close),
             ("the events", self._journal.close),
@@ -250,6 +322,10 @@ class NodeService(Service):
             context = self._certificates.context_factory(protocols)
             self._ports.append(self._entrance.listen(self._reactor, port, interface, context))
 
+    def _listen_for_metrics(self) -> None:
+        if (port := self._settings.metrics_port) is not None:
+            self._ports.append(self._reactor.listenTCP(port, cast(Any, self._metrics_site), interface=LOOPBACK))
+
     def _ready(self) -> None:
         signal.signal(signal.SIGHUP, lambda *_: self._reactor.callFromThread(self._reload))
         self._ring.event(f"txnode {__version__} is ready")
@@ -271,6 +347,27 @@ class NodeService(Service):
         """All files that are read anew while the node runs."""
         self._certificates.reload()
         self._keyring.reload()
+
+
+def is_open_here(paths: Container[str], path: str, transport: Any) -> bool:
+    """Whether this needs no key: who asks is on this machine, maybe a proxied user by way of the core."""
+    return path in paths and is_loopback(transport.getPeer().host)
+
+
+def is_open_to_others(_: str, transport: Any) -> bool:
+    """Whether another user of this machine asks, and none who may be a core, or a proxied user by way of one."""
+    peer, host = transport.getPeer(), transport.getHost()
+    try:
+        user = user_of((peer.host, peer.port), (host.host, host.port))
+    except OSError:  # the kernel is not asked: whoever asks needs a key
+        return False
+    return user is not None and user != os.getuid()
+
+
+def is_loopback(host: str) -> bool:
+    """Also in the form that IPv4 has among IPv6's."""
+    address = ip_address(host.partition("%")[0])
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def _raise_descriptor_limit() -> None:

@@ -6,10 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from drivers.process.child import CoreProcess
+from drivers.process.deaf import Ears
 from drivers.process.run import A, Run
 from drivers.sockets.connections import Ports
 from drivers.sockets.listeners import Survey
 from drivers.sockets.sharing import Sharing
+from drivers.sockets.sock_diag import listening
 from node.contract.driver import Host, NotShared, Plan
 from node.errors import CoreFailed
 
@@ -59,6 +61,7 @@ class SharedRun(Run[A]):
         self._listening = listening
         self._own_paths = frozenset(own_paths)
         self._number = process.pid or 0
+        self._ears = Ears()
 
     async def obstacles(self, plan: Plan) -> Sequence[str]:
         """`plan.made` is what plans of our own drivers have."""
@@ -92,6 +95,13 @@ class SharedRun(Run[A]):
 
     async def connected(self) -> int:
         return await self._sharing.connected(self._number, self._listening.ports)
+
+    async def deaf(self) -> Sequence[str]:
+        ports = [range(port, port + 1) for port in self._listening.listens]
+        try:
+            return self._ears.look(listening(ports))
+        except OSError as error:
+            raise CoreFailed(f"the kernel does not tell who listens: {error}") from error
 
     @property
     def ends_sessions(self) -> bool:

@@ -52,6 +52,8 @@ class Api:
         self._fronts = fronts
         self._barred: set[Pair] = set()
         self._closing = self._closed = False
+        # Connections of removed users that were closed.
+        self.cut = 0
         # How many connections had ended when they were listed, and whether too many have since then.
         self._listed_ends = 0
         self._crowded = asyncio.Event()
@@ -247,5 +249,6 @@ class Api:
                 with suppress(ApiFailed):
                     request = sing_box_pb2.CloseConnectionRequest(id=id)
                     await self._daemon.call(DAEMON + "CloseConnection", request, Nothing, DEADLINE)
+                    self.cut += not self._closing
 
         await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))

@@ -73,6 +73,10 @@ class SingBoxGeneration(SharedRun[Api]):
         process.when_exited().addCallback(self._ended)
 
     @property
+    def cut(self) -> int:
+        return self._api.cut
+
+    @property
     def outdated(self) -> bool:
         return bool(self._files.warnings)
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from drivers.sockets.connections import Endpoint, Ports, plain
+from drivers.sockets.connections import Endpoint, Ports, at, plain
 
 # include/uapi/linux/{netlink,inet_diag}.h. The kernel goes through its whole table of connections for each request; the
 # older one of two kinds asks for both families at once.
@@ -21,6 +21,7 @@ _DONE, _ERROR = 3, 2
 _REQUEST_DUMP = 0x301
 # Established, and those of which one side has said its last word.
 _STATES = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8
+_LISTENING = 1 << 10
 _HEADER = struct.Struct("=IHHII")
 # What must be equal: nothing; then the states.
 _ASK = struct.Struct("=52xI4x")
@@ -31,6 +32,8 @@ _BYTECODE = 1
 # 40, and at 60 the number that the kernel gives a socket once and to no other (its cookie).
 _KIND = struct.Struct("=IH")
 _COOKIE = struct.Struct("=Q")
+# At 72, of one that listens: connections that wait to be accepted.
+_WAITING = struct.Struct("=I")
 _SIZE = 256 * 1024
 
 # The kernel's filter is a program: what is asked, and how far to go on if it is so, and if it is not. What comes to
@@ -66,6 +69,19 @@ def connections(ports: Ports) -> list[Connection]:
     return list(_dump(_program(ports)))
 
 
+def listening(ports: Ports) -> dict[int, int]:
+    """Those of these ports at which TCP connections are taken on this machine, and how many wait to be accepted.
+
+    Raises `OSError` if the kernel does not say.
+    """
+    found: dict[int, int] = {}
+    for data, position in _messages(_program([range(1, 65536)]), _LISTENING):
+        port = int.from_bytes(data[position + 20 : position + 22])
+        if at(port, ports):
+            found[port] = found.get(port, 0) + _WAITING.unpack_from(data, position + 72)[0]
+    return found
+
+
 def _program(ports: Ports) -> bytes:
     """Lets those pass whose own port is one of these."""
     left, program = _RANGE * len(ports) + _STEP.size, b""
@@ -78,8 +94,19 @@ def _program(ports: Ports) -> bytes:
 
 
 def _dump(program: bytes) -> Iterator[Connection]:
+    for data, position in _messages(program, _STATES):
+        end = 44 if data[position + 16] == socket.AF_INET else 56
+        yield Connection(
+            plain(data[position + 40 : position + end]) + data[position + 22 : position + 24],
+            int.from_bytes(data[position + 20 : position + 22]),
+            _COOKIE.unpack_from(data, position + 60)[0],
+        )
+
+
+def _messages(program: bytes, states: int) -> Iterator[tuple[bytes, int]]:
+    """What the kernel says of each socket in these states that the program lets pass: data, and where it begins."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
-        body = _ASK.pack(_STATES) + _ATTRIBUTE.pack(_ATTRIBUTE.size + len(program), _BYTECODE) + program
+        body = _ASK.pack(states) + _ATTRIBUTE.pack(_ATTRIBUTE.size + len(program), _BYTECODE) + program
         kernel.send(_HEADER.pack(_HEADER.size + len(body), _TCP_CONNECTIONS, _REQUEST_DUMP, 1, 0) + body)
         while True:
             data = kernel.recv(_SIZE)
@@ -91,10 +118,5 @@ def _dump(program: bytes) -> Iterator[Connection]:
                 if kind == _ERROR:
                     fault = int.from_bytes(data[position + 16 : position + 20], sys.byteorder, signed=True)
                     raise OSError(-fault, "sock_diag")
-                end = 44 if data[position + 16] == socket.AF_INET else 56
-                yield Connection(
-                    plain(data[position + 40 : position + end]) + data[position + 22 : position + 24],
-                    int.from_bytes(data[position + 20 : position + 22]),
-                    _COOKIE.unpack_from(data, position + 60)[0],
-                )
+                yield data, position
                 position += (size + 3) & ~3

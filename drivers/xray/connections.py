@@ -72,6 +72,8 @@ class Connections:
         self._complained = False
         # Connections to the inbounds when they were looked at last.
         self._crowd = 0
+        # Connections of removed users that were ended.
+        self.cut = 0
         self._tag_of = lru_cache(maxsize=1024)(self._find_tag)
         self._tags_at = lru_cache(maxsize=1024)(self._find_tags)
 
@@ -124,6 +126,7 @@ class Connections:
     async def end(self, wanted: Mapping[Endpoint, Ports]) -> None:
         """End these connections, of users who are out or have another credential than they came with."""
         seen = await self._look(wanted) if wanted else None
+        self.cut += len(seen.ended) if seen else 0
         for where in seen.ended if seen else ():
             self._forget(where)
 

@@ -74,6 +74,10 @@ class XrayGeneration(SharedRun[Api]):
         return self.plan.uncounted
 
     @property
+    def cut(self) -> int:
+        return self._connections.cut
+
+    @property
     def outdated(self) -> bool:
         return bool(self._files.warnings)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import binascii
 import hmac
-from collections.abc import Iterable
+from base64 import b64decode
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -12,6 +14,9 @@ from node.keyfile import Key, Scope, digest_of
 from node.settings import DEFAULT_KEY
 
 _BEARER = "bearer "
+_BASIC = "basic "
+# Whoever is let in without a key, to what is open to them.
+NOBODY_KEY = Key("none", Scope.METRICS, b"")
 # Whoever has shown a certificate, where that does instead of a key.
 _CERTIFIED = Key("certificate", Scope.ALL, b"")
 
@@ -40,6 +45,11 @@ class Caller:
     address: str = ""
 
     @property
+    def known(self) -> bool:
+        """They have shown a key."""
+        return self.key is not NOBODY_KEY
+
+    @property
     def controls(self) -> bool:
         """A controller, and none that looks on: what it says prolongs the keep-alive."""
         return self.key.scope is Scope.ALL
@@ -53,6 +63,9 @@ class Caller:
         return f"key {self.key.name}" + (f" from {self.address}" if self.address else "")
 
 
+NOBODY = Caller(NOBODY_KEY)
+
+
 class Authenticator:
     """Compares keys in constant time. `key` is that of the settings, if there is one; others come and go.
 
@@ -60,6 +73,8 @@ class Authenticator:
     """
 
     def __init__(self, key: str = "", certified: bool = False) -> None:
+        # Told of each request that is refused for its key, with the reason; from two threads.
+        self.refused: Callable[[str], None] = lambda _: None
         self.fixed = (Key(DEFAULT_KEY, Scope.ALL, digest_of(key)),) if key else ()
         self.certified = certified
         # Replaced as a whole: two threads read it.
@@ -81,6 +96,7 @@ class Authenticator:
         found = {self._find(key) for key in presented} or {_CERTIFIED if self.certified else None}
         key = found.pop()
         if key is None or found:
+            self.refused("wrong" if presented else "missing")
             raise Unauthenticated
         return Caller(key, dialect(keys))
 
@@ -89,6 +105,17 @@ class Authenticator:
         digest = digest_of(presented)
         matches = [key for key in self.keys if hmac.compare_digest(digest, key.digest)]
         return matches[0] if matches else None
+
+
+def bearer_of(value: str) -> str:
+    """The value of an `Authorization`, where the password of a basic one is the key."""
+    if value[: len(_BASIC)].lower() != _BASIC:
+        return value
+    try:
+        words = b64decode(value[len(_BASIC) :].strip(), validate=True).decode("utf-8", "surrogateescape")
+    except binascii.Error:
+        return value
+    return f"Bearer {words.partition(':')[2]}"
 
 
 def _token(value: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Container
+import time
+from collections.abc import Awaitable, Callable, Container, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -21,6 +23,9 @@ from node.keyfile import Key, Scope
 from node.logs import Logger, LogRing
 from node.waiting import fire
 from protos.service_pb2 import EventsRequest
+
+# The status of what was done.
+OK = 200
 
 
 class Feed(Protocol):
@@ -87,8 +92,13 @@ class Calls:
         ring: LogRing,
         knows: Callable[[Key], bool] = lambda _: True,
         journal: Journal | None = None,
+        called: Callable[[str, int, float], None] = lambda *_: None,
     ) -> None:
-        """`knows`: whether a key is one still. A request may be long on its way. `journal` has the events."""
+        """`knows`: whether a key is one still. A request may be long on its way. `journal` has the events.
+
+        `called` is told of each answer: the method, the status in HTTP's words, the seconds that it took.
+        """
+        self._called = called
         self._backend = backend
         self._knows = knows
         self._journal = journal
@@ -99,6 +109,22 @@ class Calls:
 
     async def unary(self, method: Method, body: bytes, caller: Caller) -> Reply:
         """Parse, run and serialise one request."""
+        with self.timed(method):
+            return await self._unary(method, body, caller)
+
+    @contextmanager
+    def timed(self, method: Method) -> Iterator[None]:
+        """Inside, the call is answered."""
+        began, status = time.monotonic(), OK
+        try:
+            yield
+        except BaseException as error:
+            status = error.http if isinstance(error, NodeError) else Internal.http
+            raise
+        finally:
+            self._called(method.name, status, time.monotonic() - began)
+
+    async def _unary(self, method: Method, body: bytes, caller: Caller) -> Reply:
         self.admit(method, caller)
         request = parse(method, body)
         self._require_more(method, request, caller)
@@ -212,8 +238,9 @@ class OpenFeed:
 
     async def finish(self) -> bytes:
         """The serialised reply."""
-        self._require_key()
-        return await self._calls._guarded(self._method, self._feed.finish())
+        with self._calls.timed(self._method):
+            self._require_key()
+            return await self._calls._guarded(self._method, self._feed.finish())
 
     def dismiss(self) -> None:
         """The caller's key is none any more: with the next message it ends."""

@@ -58,9 +58,9 @@ class UserFeed:
             self._note(user.email, await self._applied(user))
         except NodeError as error:
             self._note(user.email, error)
-            self.log.warn("user {email} was not applied: {reason}", email=user.email, reason=error.text)
+            self.log.warn("user {user} was not applied: {of_user}", user=user.email, of_user=error.text)
         except Exception as error:  # noqa: BLE001 - logged, and told at the end
-            self.log.failure("user {email} was not applied", email=user.email)
+            self.log.failure("user {user} was not applied", user=user.email)
             self._note(user.email, Internal(f"internal error for user {shown(user.email)}: {type(error).__name__}"))
         finally:
             self._room.release()
@@ -70,7 +70,7 @@ class UserFeed:
         touched, refused = await self._members.put(user)
         refused = refused + await self._members.settle(touched)
         for email, reason in refused:
-            self.log.warn("user {email} was refused: {reason}", email=email, reason=reason)
+            self.log.warn("user {user} was refused: {of_user}", user=email, of_user=reason)
         return [Refusal(email[:LONGEST_NAME], reason) for email, reason in refused]
 
     def _note(self, email: str, wrong: list[Refusal] | NodeError) -> None:

@@ -20,6 +20,7 @@ from node.backend.listing import MOST as LISTED
 from node.backend.questions import Questions
 from node.backend.runner import Runner
 from node.contract.accounts import key_of
+from node.contract.counters import Scope as Counted
 from node.contract.driver import CountsOnline, Driver, Generation, MeasuresLatency, Routes
 from node.contract.routing import Routing
 from node.errors import Aborted, CoreFailed, InvalidRequest, UnknownName, Unsupported, shown
@@ -32,6 +33,7 @@ from node.reactor import PooledReactor
 from node.state.database import Changes, Saved
 from node.state.store import Store
 from node.traffic.polling import Traffic
+from node.traffic.totals import LASTING, Totals
 from protos import service_pb2
 from protos.service_pb2 import BackendType, BaseInfoResponse, Empty, StatRequest, SystemStatsResponse
 
@@ -42,7 +44,8 @@ class Policy:
 
     `stop_grace` is for deployed panels, which say Stop and then Start whenever they are touched. `outlive`: a backend
     goes on when its keep-alive is over. `poll`: between two readings of the counters. `drain`: for cores whose place
-    another one took. `upgrade`: a Start brings in a core whose files changed.
+    another one took. `upgrade`: a Start brings in a core whose files changed. `count_users`: bytes are summed up by
+    user, too.
     """
 
     stop_grace: float = 30.0
@@ -51,6 +54,7 @@ class Policy:
     poll: float = 10.0
     drain: Limits = field(default_factory=Limits)
     upgrade: bool = False
+    count_users: bool = False
 
 
 class Backend:
@@ -77,7 +81,8 @@ class Backend:
         self._system = system
         self._store = store
         self._generations = Generations()
-        self._traffic = Traffic(reactor, self._generations, self._is_user, store, policy.poll)
+        totals = Totals([*Counted] if policy.count_users else LASTING)
+        self._traffic = Traffic(reactor, self._generations, self._is_user, store, policy.poll, totals)
         self._runner = Runner(
             *(reactor, ring, store, self._generations, self._traffic.read),
             limits=policy.drain,
@@ -92,6 +97,26 @@ class Backend:
         self._noting = Periodic("noting what is left of keep-alive", self._note_keep_alive, policy.poll, reactor)
         self._telling: tuple[Warns, ...] = (store, self._traffic, self._runner, self._noting, system, *others)
         store.everything, store.found = self._everything, self._found
+
+    @property
+    def runner(self) -> Runner:
+        return self._runner
+
+    @property
+    def generations(self) -> Generations:
+        return self._generations
+
+    @property
+    def traffic(self) -> Traffic:
+        return self._traffic
+
+    @property
+    def warnings(self) -> list[str]:
+        """What an operator should know now."""
+        accepted = self._runner.accepted
+        warnings = [*(accepted.plan.warnings if accepted else ())]
+        warnings += [warning for part in self._telling for warning in part.warnings]
+        return warnings + (list(self._generations.current.warnings) if accepted and self._generations.current else [])
 
     def begin(self, saved: Saved) -> None:
         """Go on where an earlier node ended."""
@@ -245,9 +270,7 @@ class Backend:
     async def _info(self) -> BaseInfoResponse:
         accepted = self._runner.accepted
         driver = accepted.driver if accepted else self._drivers[min(self._drivers)]
-        warnings = [*(accepted.plan.warnings if accepted else ())]
-        warnings += [warning for part in self._telling for warning in part.warnings]
-        warnings += list(self._generations.current.warnings) if accepted and self._generations.current else []
+        warnings = self.warnings
         try:
             version = accepted.version if accepted else await driver.version()
         except CoreFailed as error:
@@ -265,7 +288,7 @@ class Backend:
 
     def _found(self, saved: Saved) -> None:
         """What an earlier node left, which may be read late."""
-        self._traffic.restore(saved.rows)
+        self._traffic.restore(saved.rows, saved.totals)
         if not self._runner.desired.loaded(saved) or not saved.request:
             return
         if saved.left is not None:
@@ -304,7 +327,9 @@ class Backend:
         changes = self._runner.desired.everything()
         if self._journal is not None:
             changes.margins, changes.events = self._journal.everything()
-        changes.rows = {(row.scope, row.key): row for row in self._traffic.everything()}
+        rows, totals = self._traffic.everything()
+        changes.rows = {(row.scope, row.key): row for row in rows}
+        changes.totals = {(row.scope, row.key): row for row in totals}
         return changes
 
     def _note_keep_alive(self) -> None:

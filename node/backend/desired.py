@@ -97,6 +97,8 @@ class Desired:
         self._held: Held | None = None
         self.accepted: Accepted | None = None
         self.roster = no_users()
+        # How often a user was refused, by the node or a core, since the node began.
+        self.refusals = 0
 
     @property
     def target(self) -> Mapping[str, Accounts]:

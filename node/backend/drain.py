@@ -56,11 +56,19 @@ class Drain:
         self._journal = journal
         # Since when each drains.
         self._since: dict[Generation, float] = {}
+        # Of each, at the last look; and how many were ended before their time, since the node began.
+        self._connections: dict[Generation, int] = {}
+        self.dropped = 0
         self._looking = Periodic("looking after cores that drain", self._look, LOOK, reactor)
 
     @property
     def warnings(self) -> list[str]:
         return self._looking.warnings
+
+    @property
+    def connections(self) -> int:
+        """How many connections the runs that drain had when they were looked at last."""
+        return sum(self._connections.get(run, 0) for run in self._since)
 
     @property
     def full(self) -> bool:
@@ -109,14 +117,18 @@ class Drain:
         age = self._reactor.seconds() - since
         if age >= self._limits.timeout:
             await self._end_early(run, f"it has drained for {self._limits.timeout:g} s")
-        elif age >= SETTLED and isinstance(run, Shares) and not await run.connected():
-            await self._over(run)
+        elif isinstance(run, Shares):
+            self._connections[run] = await run.connected()
+            if age >= SETTLED and not self._connections[run]:
+                await self._over(run)
 
     async def _end_early(self, run: Generation, reason: str) -> None:
         # Meanwhile nobody else is to begin with it.
         self._since.pop(run, None)
         try:
-            count = str(await run.connected()) if isinstance(run, Shares) else "its"
+            ended = await run.connected() if isinstance(run, Shares) else 0
+            count = str(ended) if isinstance(run, Shares) else "its"
+            self.dropped += ended
         except NodeError as error:
             count = f"an unknown number ({error.text}) of"
         self.log.info("a core that drains is ended with {count} connections: {reason}", count=count, reason=reason)
@@ -132,3 +144,4 @@ class Drain:
     def _forget(self) -> None:
         """Those that do not drain any more: they died, serve again, or are ended by others."""
         self._since = {run: since for run, since in self._since.items() if run in self._generations.draining}
+        self._connections = {run: count for run, count in self._connections.items() if run in self._since}

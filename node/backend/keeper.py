@@ -23,6 +23,8 @@ from node.events.users import UserEvents
 from node.logs import Logger
 from protos.service_pb2 import User
 
+# Users whom a line of the log names.
+LISTED = 20
 # Seconds after a removal in which the credential may stay in a core that keeps the user out.
 REFRESH = 3.0
 # Seconds after which another run is tried again that could not come in for that; and for which it waits at most rather
@@ -170,7 +172,8 @@ class Keeper:
             return Applied([], [])
         if kept := self.kept(changes, left):
             names = sorted({change.key for change in kept})
-            self.log.error("the core keeps users who were removed, and is ended: {names}", names=names)
+            told = "the core keeps {count} users who were removed, and is ended: {users}"
+            self.log.error(told, count=len(names), users=", ".join(names[:LISTED]))
         differ = {change.key for change in changes if self._packed(change) != change.packed}
         differ -= {change.key for change in kept}
         refused = [refusal for refusal in dict.fromkeys(refused) if key_of(refusal.email) in differ]

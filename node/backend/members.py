@@ -42,11 +42,14 @@ class Members:
     async def put(self, user: User) -> tuple[Pairs, list[Refusal]]:
         """Take one user into the desired set, behind what came before. `settle` applies them."""
         await self._control.settled()
-        return self._put([user], lambda roster: roster.put(user))
+        touched, refused = self._put([user], lambda roster: roster.put(user))
+        self._desired.refusals += len(refused)
+        return touched, refused
 
     async def settle(self, touched: Pairs) -> list[Refusal]:
         """Wait until what was touched is in force; what the core refused of it. A core on its way takes it along."""
         refused = await self._settling.settle(touched)
+        self._desired.refusals += len(refused)
         self._events.refused(refused)
         return refused
 
@@ -61,6 +64,7 @@ class Members:
             return
         await self._control.settled()
         touched, refused = self._put(users, lambda roster: roster.put_all(users))
+        self._desired.refusals += len(refused)
         refused = refused + await self.settle(touched)
         await self.recorded()
         raise_refused(refused)
@@ -96,6 +100,7 @@ class Members:
                 in_background(self._settling.settle_all(), "users were not removed")
                 raise NotInitialized
             refused = refused + await self._settling.settle_all()
+            self._desired.refusals += len(refused)
             self._events.refused(refused)
             raise_refused(refused)
 

@@ -24,7 +24,7 @@ from node.backend.replace import Replacement
 from node.backend.roster import Roster
 from node.backend.routing import Router
 from node.backend.state import State, Status
-from node.backend.supervisor import START_TIMEOUT, Supervisor
+from node.backend.supervisor import START_TIMEOUT, Happened, Supervisor
 from node.backend.wind_down import WindDown
 from node.contract.accounts import Refusal
 from node.contract.driver import Driver, Generation, Plan
@@ -163,6 +163,11 @@ class Runner:
     def accepted(self) -> Accepted | None:
         """What was accepted last, unless it was stopped."""
         return None if self.status.stopped else self.desired.accepted
+
+    @property
+    def happened(self) -> Happened:
+        """What became of cores and connections since the node began."""
+        return self._supervisor.happened
 
     @property
     def warnings(self) -> list[str]:
@@ -306,6 +311,7 @@ class Runner:
     def _tell(self, refused: list[Refusal], warnings: Iterable[str] = ()) -> None:
         for warning in warnings:
             self._ring.event(warning)
+        self.desired.refusals += len(refused)
         leave_out(self._ring, self._events, refused)
 
     # A Stop

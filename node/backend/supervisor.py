@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from twisted.internet.interfaces import IReactorTime
 
 from node.backend.backoff import Backoff
@@ -17,7 +20,7 @@ from node.backend.renewal import Renewal
 from node.backend.replace import Replacement
 from node.backend.settling import Settling
 from node.backend.state import State, Status
-from node.contract.driver import Exit, Generation, NotShared, Routes, Shares
+from node.contract.driver import Cuts, Exit, Generation, NotShared, Routes, Shares
 from node.errors import CoreFailed, InvalidConfig, NodeError
 from node.events.journal import Tells
 from node.events.kinds import Kind
@@ -26,6 +29,23 @@ from node.logs import Logger, LogRing
 
 # Seconds that a core may take to come up.
 START_TIMEOUT = 8.0
+# Why a core that is wanted went away, beside the kinds of `Exit`; the last one is of one that did not come up again.
+HUNG, NOT_STARTED = "hung", "not_started"
+REASONS = ("exit", "signal", HUNG, NOT_STARTED)
+
+
+@dataclass(frozen=True)
+class Happened:
+    """What became of cores and their connections since the node began.
+
+    `losses`: cores that were wanted and went away, by reason. `cut`: connections of removed users. `dropped`: those
+    that were ended with a core that drained. `draining`: those that such cores have now.
+    """
+
+    losses: Mapping[str, int]
+    cut: int
+    dropped: int
+    draining: int
 
 
 class Supervisor:
@@ -63,12 +83,21 @@ class Supervisor:
         self._probation = Probation(reactor, generations, self._hung)
         # Why the run that took over last did not hold, if it did not.
         self._returned = ""
+        self._losses = dict.fromkeys(REASONS, 0)
+        self._hanging: set[Generation] = set()
+        # Connections of removed users that were ended by runs that are gone.
+        self._cut = 0
 
     @property
     def warnings(self) -> list[str]:
         """What an operator should know about the runs: what is not watched, did not hold, or ended connections."""
         told = [f"the last change ended all connections: {obstacle}" for obstacle in self._replacement.obstacles]
         return [*filter(None, [self._returned]), *told, *self._watch.warnings, *self._drain.warnings]
+
+    @property
+    def happened(self) -> Happened:
+        cut = self._cut + sum(map(_cut_by, self._generations.counting))
+        return Happened(dict(self._losses), cut, self._drain.dropped, self._drain.connections)
 
     async def run(self, deadline: float) -> None:
         """Have what is accepted run, in the place of what ran. Raises what `Replacement.bring` raises."""
@@ -86,6 +115,7 @@ class Supervisor:
             if self._status.stopped:
                 raise  # a Stop ended it
             reason = as_told(error)
+            self._losses[NOT_STARTED] += 1
             self._again(reason)
             return reason
         await self.settling.settle_start()
@@ -162,10 +192,14 @@ class Supervisor:
     def _exited(self, ended: Exit, run: Generation, pid: dict[str, object]) -> None:
         """A process is gone. If nobody asked it to go it comes again, or the one before it serves again."""
         was_current, way_back = run is self._generations.current, self._probation.way_back(run)
+        self._cut += _cut_by(run) if run in self._generations.counting else 0
         unasked = self._generations.gone(run)
         self._journal.tell(Kind.CORE_EXITED if unasked else Kind.CORE_ENDED, ended.reason, reason=ended.reason, **pid)
+        hung = run in self._hanging
+        self._hanging.discard(run)
         if not (was_current and self._status.running):
             return
+        self._losses[HUNG if hung else ended.kind] += 1
         reason = CoreFailed(ended.reason)
         if way_back:
             self._go_back(way_back, reason)
@@ -263,5 +297,10 @@ class Supervisor:
     def _hung(self, run: Generation, reason: str) -> None:
         """It lives and does not answer: as good as gone."""
         self._ring.event(f"the core is ended: {reason}")
+        self._hanging.add(run)
         self._journal.tell(Kind.CORE_HUNG, f"the core is ended: {reason}", reason=reason, **pid_of(run))
         run.kill()
+
+
+def _cut_by(run: Generation) -> int:
+    return run.cut if isinstance(run, Cuts) else 0

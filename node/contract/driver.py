@@ -58,6 +58,11 @@ class Exit:
     lines: tuple[str, ...]
 
     @property
+    def kind(self) -> str:
+        """One word, for counting."""
+        return "signal" if self.code < 0 else "exit"
+
+    @property
     def how(self) -> str:
         return f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
 
@@ -152,6 +157,32 @@ class CountsOnline(Protocol):
 
     async def online_count(self, key: str) -> int:
         """How many addresses a user is connected from. Raises as `Generation.online`."""
+
+
+@runtime_checkable
+class Cuts(Protocol):
+    """A generation that counts the connections of removed users that it has ended."""
+
+    @property
+    def cut(self) -> int:
+        """How many so far."""
+
+
+@runtime_checkable
+class Accepts(Protocol):
+    """A generation that can tell whether its inbounds still accept TCP connections, without making one."""
+
+    async def deaf(self) -> Sequence[str]:
+        """Where none is accepted, each in a line. Raises `errors.CoreFailed` if that cannot be known."""
+
+
+@runtime_checkable
+class HasProcess(Protocol):
+    """A generation that is one process."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process number while it runs."""
 
 
 @runtime_checkable

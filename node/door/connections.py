@@ -14,6 +14,8 @@ from node.door.bodies import BUDGET, Bodies
 from node.door.delivery import Deliveries, tcp
 from node.door.guesses import Guesses
 from node.door.places import Places
+from node.logs import Logger
+from node.repeated import Repeated
 
 # Seconds in which a client that acknowledges nothing, or takes nothing, counts as gone (tcp(7), TCP_USER_TIMEOUT).
 DEAD_AFTER = 30
@@ -112,6 +114,8 @@ class Connection:
 class Connections:
     """Lets connections in, while there are places, and knows them until they end."""
 
+    log = Logger()
+
     def __init__(self, reactor: IReactorTime, limits: Limits) -> None:
         self.reactor = reactor
         self.limits = limits
@@ -119,6 +123,7 @@ class Connections:
         self.deliveries = Deliveries(reactor)
         self.guesses = Guesses(reactor)
         self.bodies = Bodies(limits.bodies)
+        self.handshakes = Repeated(reactor, self.log.warn, "a TLS handshake failed")
         self._by_link: dict[Any, Connection] = {}
 
     def __iter__(self) -> Iterator[Connection]:
@@ -147,8 +152,14 @@ class Connections:
     def disconnect(self) -> None:
         """End every connection, for the node's own end: log streams never end by themselves."""
         self.deliveries.close()
+        self.sum_up()
         for connection in self:
             connection.transport.abortConnection()
+
+    def sum_up(self) -> None:
+        """Tell what of strangers was only counted."""
+        for part in (self.handshakes, self.guesses, self.places):
+            part.sum_up()
 
     def _admit(self, connection: Connection, link: Any) -> None:
         if self.places.admit(connection):

@@ -80,6 +80,8 @@ class Silent(Protocol):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         if self._tls is not None:
+            if not self._connection.secured:
+                self._vestibule.connections.handshakes.happened(self._connection.address)
             self._tls.connectionLost(reason)
         else:
             self._connection.leave()

@@ -8,6 +8,7 @@ from typing import Protocol
 from twisted.internet.interfaces import IReactorTime
 
 from node.logs import Logger
+from node.repeated import Repeated
 
 # Wrong keys of one address that are answered at once, and more a second; and how late the answers to others are. Who
 # waits holds a place of a stranger, which any newcomer may have.
@@ -15,8 +16,6 @@ AT_ONCE = (60, 1.0)
 LATE = 3.0
 # Addresses that are remembered: of those that guess, the last.
 REMEMBERED = 4096
-# Seconds without guesses after which they are worth another line in the log.
-_QUIET = 60.0
 
 
 class Connection(Protocol):
@@ -37,10 +36,12 @@ class Guesses:
         self._reactor = reactor
         # What is left, and when that was.
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        self._quiet_until = 0.0
+        self._keys = Repeated(reactor, self.log.warn, "a wrong key, or none")
+        self._late = Repeated(reactor, self.log.warn, "many wrong keys of one address, whose answers come late now")
 
     def wrong(self, connection: Connection) -> float:
         """One more wrong key, or none. Returns the seconds after which it is to be answered."""
+        self._keys.happened(connection.address)
         now, (size, rate) = self._reactor.seconds(), AT_ONCE
         left, at = self._left.pop(connection.network, (float(size), now))
         left = min(size, left + (now - at) * rate)
@@ -49,10 +50,10 @@ class Guesses:
             self._left.popitem(last=False)
         if left >= 1:
             return 0.0
-        self._warn(connection.address, now)
+        self._late.happened(connection.address)
         return LATE
 
-    def _warn(self, address: str, now: float) -> None:
-        if now >= self._quiet_until:
-            self.log.warn("many wrong keys from {address}: their answers come late now", address=address)
-        self._quiet_until = now + _QUIET
+    def sum_up(self) -> None:
+        """Tell what was only counted."""
+        self._keys.sum_up()
+        self._late.sum_up()

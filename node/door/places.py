@@ -8,15 +8,13 @@ from typing import Generic, Protocol, TypeVar
 from twisted.internet.interfaces import IReactorTime
 
 from node.logs import Logger
-
-# A lack of places is worth one line, and another only after this many seconds without one.
-_QUIET = 60.0
+from node.repeated import Repeated
 
 
 class Connection(Protocol):
     """`known`: it has shown the key. `secured`: it has shaken hands. `idle`: all its requests are answered.
 
-    `network` is what counts as its address.
+    `network` is what counts as its address, `address` what people are told.
     """
 
     @property
@@ -29,6 +27,8 @@ class Connection(Protocol):
     def idle_since(self) -> float: ...
     @property
     def network(self) -> str: ...
+    @property
+    def address(self) -> str: ...
     def cut(self) -> None:
         """End at once."""
 
@@ -49,7 +49,11 @@ class Places(Generic[C]):
         self._size = size
         self._strangers = strangers
         self._taken: dict[C, None] = {}
-        self._quiet_until = 0.0
+        limit = f"connection limit ({size}) reached: a new one ends a stranger's or an idle one"
+        self._full = Repeated(reactor, self.log.warn, limit)
+        self._crowded = Repeated(
+            reactor, self.log.warn, f"an address has {strangers} connections without the key: a new one ends one"
+        )
 
     def __len__(self) -> int:
         return len(self._taken)
@@ -61,10 +65,12 @@ class Places(Generic[C]):
         """Whether there is a place for one more, if need be that of one that is worth less."""
         spare = self._crowding(connection)
         if spare is None and len(self._taken) >= self._size:
-            self._warn()
+            self._full.happened(connection.address)
             spare = self._spare()
             if spare is None:
                 return False
+        elif spare is not None:
+            self._crowded.happened(connection.address)
         if spare is not None:
             self.leave(spare)
             spare.cut()
@@ -84,13 +90,10 @@ class Places(Generic[C]):
         idle = (connection for connection in self._taken if connection.idle)
         return _stranger(self._taken) or min(idle, key=lambda one: one.idle_since, default=None)
 
-    def _warn(self) -> None:
-        now = self._reactor.seconds()
-        if now >= self._quiet_until:
-            self.log.warn(
-                "connection limit ({size}) reached: a new one ends a stranger's or an idle one", size=self._size
-            )
-        self._quiet_until = now + _QUIET
+    def sum_up(self) -> None:
+        """Tell what was only counted."""
+        self._full.sum_up()
+        self._crowded.sum_up()
 
 
 def _stranger(connections: Iterable[C]) -> C | None:

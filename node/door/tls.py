@@ -66,6 +66,8 @@ class _Served:
 
     pair: Pair
     authorities: bytes
+    # When the certificate ends, in seconds of Unix' time.
+    expires: float
     contexts: dict[Protocols, SSL.Context]
 
 
@@ -226,14 +228,18 @@ class Certificates(Files):
         contexts: dict[Protocols, SSL.Context] = {
             order: _context(pair, self._cert_file, order, authorities, newest) for order in orders
         }
-        return _Served(pair, authorities, contexts)
+        return _Served(pair, authorities, _end_of(pair).timestamp(), contexts)
 
     def _report(self, pair: Pair) -> None:
-        end = x509.load_pem_x509_certificate(pair.chain).not_valid_after_utc
+        end = _end_of(pair)
         if end > datetime.now(UTC):
             self.log.info("serving {file}, valid until {end}", file=str(self._cert_file), end=str(end))
         else:
             self.log.warn("{file} expired at {end}: clients will refuse it", file=str(self._cert_file), end=str(end))
+
+
+def _end_of(pair: Pair) -> datetime:
+    return x509.load_pem_x509_certificate(pair.chain).not_valid_after_utc
 
 
 @implementer(IOpenSSLServerConnectionCreator)

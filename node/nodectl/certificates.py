@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from node import certificate
 from node.nodectl.exits import Unusable
 from node.nodectl.here import Here
+from node.secret_file import write_secret
 
 _SSL = ("SSL_CERT_FILE", "SSL_KEY_FILE")
 
@@ -54,14 +56,22 @@ def make(directory: Path, names: tuple[str, ...], force: bool) -> tuple[Path, tu
     if there and not force:
         raise Unusable(f"{' and '.join(there)}: there already; --force replaces them, and controllers must be told")
     try:
-        # Names are looked at before anything goes.
-        certificate.make([*names, "localhost"])
-        for file in pair:
-            file.unlink(missing_ok=True)
-        made = certificate.ensure(directory, names)
+        made = _replaced(directory, names, {file: file.read_bytes() for file in pair if file.exists()})
     except (OSError, ValueError) as error:
         raise Unusable(f"no certificate was made: {error}")
     return made.certificate, made.left_out
+
+
+def _replaced(directory: Path, names: tuple[str, ...], before: Mapping[Path, bytes]) -> certificate.Certificate:
+    """The new pair; what was there before is there again if none can be made."""
+    for file in before:
+        file.unlink()
+    try:
+        return certificate.ensure(directory, names)
+    except BaseException:
+        for file, data in before.items():
+            write_secret(file, data)
+        raise
 
 
 def _names(found: x509.Certificate) -> list[str]:

@@ -38,6 +38,16 @@ def variable(name: str) -> str:
     return CORES[name][0].variable("EXECUTABLE_PATH")
 
 
+def pinned(name: str) -> str:
+    """The version that is installed unless another is named."""
+    return CORES[name][0].version
+
+
+def assets(here: Here, name: str) -> str:
+    """The setting of where this core's geo files are."""
+    return here.values.get(CORES[name][0].variable("ASSETS_PATH"), "")
+
+
 def used(here: Here, name: str) -> tuple[Path, str] | None:
     """What a node finds that is started now, and its version. Raises `InstallError` if what it was told is no core."""
     core = CORES[name][0]

@@ -12,6 +12,8 @@ from protos import service_pb2 as pb
 
 # By the name on the command line.
 CORES = {"xray": pb.XRAY, "sing-box": pb.SING_BOX}
+# The core that reads geoip.dat and geosite.dat.
+WITH_GEO = "xray"
 # The word by which each core's inbounds and outbounds say what they are.
 _WORDS = {"protocol": pb.XRAY, "type": pb.SING_BOX}
 

@@ -36,7 +36,8 @@ class Changes:
     `clean`: nothing of what was there stays. `request` is a serialised Backend without users, None for no change,
     empty for no backend. `left`: seconds of its keep-alive, None for no change; `routing`: what was changed of its
     routing, packed, None for no change. `users` in the order in which they
-    were stored; None is a removal. `events` go behind those that are there; those before `margins.first` go.
+    were stored; None is a removal. `rows` are those that nobody has had, `totals` the sums since ever. `events` go
+    behind those that are there; those before `margins.first` go.
     """
 
     clean: bool = False
@@ -46,6 +47,7 @@ class Changes:
     clean_users: bool = False
     users: dict[str, bytes | None] = field(default_factory=dict)
     rows: dict[tuple[Scope, str], Row] = field(default_factory=dict)
+    totals: dict[tuple[Scope, str], Row] = field(default_factory=dict)
     margins: Margins | None = None
     events: list[Packed] = field(default_factory=list)
 
@@ -55,6 +57,7 @@ class Changes:
             or self.clean_users
             or self.users
             or self.rows
+            or self.totals
             or self.request is not None
             or self.left is not None
             or self.routing is not None
@@ -67,7 +70,7 @@ class Saved:
     """What an earlier node left: the serialised Backend (empty: none), its users, the rows that nobody has had.
 
     `left`: seconds of its keep-alive that were left; None for all. `routing`: what was changed of its routing, packed.
-    `margins` and `events`: what happened to it; None where nothing ever did.
+    `margins` and `events`: what happened to it; None where nothing ever did. `totals`: the sums since ever.
     """
 
     request: bytes = b""
@@ -77,6 +80,7 @@ class Saved:
     routing: bytes = b""
     margins: Margins | None = None
     events: tuple[Packed, ...] = ()
+    totals: tuple[Row, ...] = ()
 
 
 class Database:
@@ -113,11 +117,13 @@ class Database:
         with self._told(), self._transaction() as connection:
             if changes.clean:
                 connection.execute("DELETE FROM traffic")
+                connection.execute("DELETE FROM totals")
             if changes.clean or changes.clean_users:
                 connection.execute("DELETE FROM users")
             self._write_backend(connection, changes)
             _write_users(connection, changes.users)
-            _write_rows(connection, changes.rows.values())
+            _write_rows(connection, "traffic", changes.rows.values())
+            _write_rows(connection, "totals", changes.totals.values())
             _write_events(connection, changes)
 
     def close(self) -> None:
@@ -195,12 +201,18 @@ def _load(connection: sqlite3.Connection) -> Saved:
     # What cannot be written may be an earlier node's, without the last column.
     backend = connection.execute("SELECT * FROM backend").fetchone()
     users = connection.execute("SELECT packed FROM users ORDER BY place").fetchall()
-    rows = connection.execute("SELECT scope, name, uplink, downlink FROM traffic").fetchall()
-    _, request, left, *rest = backend or (1, b"", None, b"")
-    routing = rest[0] if rest else b""
-    return Saved(
-        request, left, tuple(packed for (packed,) in users), tuple(map(_row, rows)), routing, *_journal(connection)
-    )
+    _, request, left, routing = (*(backend or (1, b"", None)), b"")[:4]
+    packed = tuple(packed for (packed,) in users)
+    rows, totals = _rows(connection, "traffic"), _rows(connection, "totals")
+    return Saved(request, left, packed, rows, routing, *_journal(connection), totals)
+
+
+def _rows(connection: sqlite3.Connection, table: str) -> tuple[Row, ...]:
+    """The rows of a table; none if an earlier node, which had no such table, wrote a file that cannot be written."""
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
+        return ()
+    found = connection.execute(f"SELECT scope, name, uplink, downlink FROM {table}")  # noqa: S608 - ours
+    return tuple(map(_row, found))
 
 
 def _journal(connection: sqlite3.Connection) -> tuple[Margins | None, tuple[Packed, ...]]:
@@ -227,12 +239,12 @@ def _write_users(connection: sqlite3.Connection, users: Mapping[str, bytes | Non
     connection.executemany("INSERT OR REPLACE INTO users (key, packed) VALUES (?, ?)", there)
 
 
-def _write_rows(connection: sqlite3.Connection, rows: Iterable[Row]) -> None:
+def _write_rows(connection: sqlite3.Connection, table: str, rows: Iterable[Row]) -> None:
     rows = list(rows)
     empty = [(row.scope.value, row.key) for row in rows if not any(row.both)]
     full = [(row.scope.value, row.key, row.name, *row.both) for row in rows if any(row.both)]
-    connection.executemany("DELETE FROM traffic WHERE scope = ? AND key = ?", empty)
-    connection.executemany("INSERT OR REPLACE INTO traffic VALUES (?, ?, ?, ?, ?)", full)
+    connection.executemany(f"DELETE FROM {table} WHERE scope = ? AND key = ?", empty)  # noqa: S608 - ours
+    connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?, ?, ?)", full)  # noqa: S608 - ours
 
 
 def _write_events(connection: sqlite3.Connection, changes: Changes) -> None:

@@ -23,6 +23,12 @@ STEPS = (
         one INTEGER PRIMARY KEY CHECK (one = 1), epoch TEXT NOT NULL, first INTEGER NOT NULL, ceiling INTEGER NOT NULL
     );
     """,
+    """
+    CREATE TABLE totals (
+        scope TEXT NOT NULL, key TEXT NOT NULL, name TEXT NOT NULL, uplink INTEGER NOT NULL, downlink INTEGER NOT NULL,
+        PRIMARY KEY (scope, key)
+    ) WITHOUT ROWID;
+    """,
 )
 
 

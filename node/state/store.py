@@ -69,6 +69,12 @@ class Store:
         """What an operator should know about the disk."""
         return [text for text in (self.fault, self.damage) if text]
 
+    @property
+    def size(self) -> int:
+        """Bytes of the file, and of what is to go into it."""
+        files = [self._path, self._path.with_name(f"{self._path.name}-wal")]
+        return sum(file.stat().st_size for file in files if file.exists())
+
     def open(self) -> Saved:
         """What an earlier node left. Blocking, for before the reactor runs; never fails, see `warnings`."""
         self._pool.start()
@@ -136,6 +142,11 @@ class Store:
     def rows(self, rows: Iterable[Row]) -> None:
         """These rows of the ledger changed."""
         self._changes.rows.update({(row.scope, row.key): row for row in rows})
+        self._write()
+
+    def totals(self, rows: Iterable[Row]) -> None:
+        """These sums changed."""
+        self._changes.totals.update({(row.scope, row.key): row for row in rows})
         self._write()
 
     def event(self, margins: Margins, event: Packed | None = None) -> None:

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from node.contract.counters import _TRAFFIC, DIRECTIONS, Both, Reading, Row, Scope, _key, counter_name
+from node.traffic.totals import Totals
 
 NOTHING: Both = (0, 0)
 
@@ -65,9 +66,10 @@ class Taken:
 
 
 class Ledger:
-    """Bytes per user, inbound and outbound, each way, since they were last delivered."""
+    """Bytes per user, inbound and outbound, each way, since they were last delivered; `totals` since ever."""
 
-    def __init__(self) -> None:
+    def __init__(self, totals: Totals | None = None) -> None:
+        self.totals = totals or Totals()
         self._pending: dict[Scope, dict[str, Both]] = {scope: {} for scope in Scope}
         # For replies that are on their way; they are ours until those were delivered.
         self._aside: set[Taken] = set()
@@ -76,6 +78,11 @@ class Ledger:
         self._spelling: dict[str, str] = {}
         # What differs from what `changes` told last.
         self._dirty: dict[Scope, set[str]] = {scope: set() for scope in Scope}
+
+    @property
+    def sizes(self) -> Mapping[Scope, int]:
+        """How many rows of each scope there are, those without bytes included."""
+        return {scope: len(rows) for scope, rows in self._pending.items()}
 
     def book(self, run: object, reading: Reading) -> bool:
         """Book what one run of a core has counted since its last reading. Returns whether that was anything.
@@ -88,6 +95,7 @@ class Ledger:
         found = differences(last, moved)
         last.update(moved)
         self._add(found)
+        self.totals.book(found)
         return any(difference.added for difference in found)
 
     def keep(self, runs: Iterable[object]) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from itertools import islice
 from typing import Protocol
 
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import Deferred, TimeoutError, ensureDeferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
@@ -19,12 +19,15 @@ from node.periodic import Periodic
 from node.state.store import Store
 from node.traffic.ledger import Ledger, Taken
 from node.traffic.readings import Readings, Wanted
+from node.traffic.totals import OTHERS, Totals
 from node.waiting import lasting
 from protos import service_pb2
 from protos.service_pb2 import StatRequest, StatResponse
 
 # How often the node looks whether a reading is due, as a part of the interval: who asks has one made as well.
 TICK = 0.1
+# The part of it for which a reading is good enough for figures.
+FRESH = 0.1
 # Counters are booked, and rows told, in parts of this many (2 to 3 ms), between which other work is done.
 SLICE = 2000
 
@@ -61,37 +64,74 @@ class Traffic:
         is_user: Callable[[str], bool],
         store: Store,
         interval: float,
+        totals: Totals | None = None,
     ) -> None:
         self._reactor = reactor
         self._generations = generations
         self._is_user = is_user
         self._store = store
         self._interval = interval
-        self._ledger = Ledger()
+        self._ledger = Ledger(totals)
         self._readings = Readings(reactor, self._read_one)
         self._poll = Periodic("reading and noting the counters", self._tick, interval * TICK, reactor)
         # Why the last reading of a generation brought nothing.
         self._faults: dict[Generation, str] = {}
         self._read_at = self._saved_at = float("-inf")
+        # When the last reading began that brought the counters of every run.
+        self._whole_at = reactor.seconds()
 
     @property
     def warnings(self) -> list[str]:
         """What an operator should know about the counting."""
         return [self._faults[run] for run in self._generations.counting if run in self._faults] + self._poll.warnings
 
+    @property
+    def age(self) -> float:
+        """How old the oldest counters are, in seconds: 0 where none run, long where a core does not answer."""
+        return self._reactor.seconds() - self._whole_at if self._generations.counting else 0.0
+
+    @property
+    def pending(self) -> Mapping[Scope, int]:
+        """How many rows of each scope there are in the ledger."""
+        return self._ledger.sizes
+
+    def totals(self, scope: Scope) -> list[Row]:
+        """The sums since ever. Users who are none any more are left out."""
+        rows = self._ledger.totals.all(scope)
+        return [row for row in rows if row.key == OTHERS or self._is_user(row.key)] if scope is Scope.USER else rows
+
     def begin(self, rows: Iterable[Row]) -> None:
         """Go on from the rows of an earlier node, and read the counters from now on."""
         self.restore(rows)
         self._poll.start()
 
-    def restore(self, rows: Iterable[Row]) -> None:
-        """Nobody has had these rows of an earlier node."""
+    def restore(self, rows: Iterable[Row], totals: Iterable[Row] = ()) -> None:
+        """Nobody has had these rows of an earlier node, and these are its sums."""
         self._ledger.restore(rows)
+        self._ledger.totals.restore(totals)
 
     def end(self) -> None:
         """Read no more by itself."""
         self._poll.stop()
         self._store.rows(self._ledger.changes())
+        self._store.totals(self._ledger.totals.changes())
+
+    async def settled(self, patience: float) -> None:
+        """Have the sums of now, and have them on disk: what was told of them is not to go back when the node is killed.
+
+        Waits for so many seconds at most: for a core that hangs the last known ones do, and for a disk as well.
+        """
+        work = ensureDeferred(self._settled())
+        try:
+            await work.addTimeout(patience, self._reactor)
+        except TimeoutError:
+            self.log.debug("counters were told as they were known last")
+
+    async def _settled(self) -> None:
+        if self._reactor.seconds() - self._read_at >= FRESH * self._interval:
+            await self.read()
+        self._store.totals(self._ledger.totals.changes())
+        await self._store.flush()
 
     async def read(self, generation: Generation | None = None, wanted: Wanted = None) -> bool:
         """Book what one run of a core, or each, has counted by now; whether there may be more. `wanted`: of some names.
@@ -122,15 +162,17 @@ class Traffic:
         # Among all users only what is not zero is told.
         return await self._told(rows, zeros=name is not None or scope is not Scope.USER)
 
-    def everything(self) -> list[Row]:
-        """All rows that are not yet delivered, for a store that has none of them."""
-        return self._ledger.everything()
+    def everything(self) -> tuple[list[Row], list[Row]]:
+        """All rows that are not yet delivered and all sums, for a store that has none of them."""
+        return self._ledger.everything(), self._ledger.totals.everything()
 
     def save(self) -> None:
         """Have the store note what changed, in parts."""
         self._saved_at = self._reactor.seconds()
         rows = self._ledger.changes(SLICE)
         self._store.rows(rows)
+        self._ledger.totals.make_room(Scope.USER, self._is_user)
+        self._store.totals(self._ledger.totals.changes())
         if len(rows) == SLICE:
             self._reactor.callLater(0, self.save)
 
@@ -144,7 +186,9 @@ class Traffic:
         now = self._reactor.seconds()
         # A tick that comes a little early is as good.
         due = self._interval * (1 - TICK / 2)
-        if self._generations.counting and now - self._read_at > due:
+        if not self._generations.counting:
+            self._whole_at = now
+        elif now - self._read_at > due:
             await self.read()
         if now - self._saved_at > due:
             self.save()
@@ -153,6 +197,8 @@ class Traffic:
         moved = await self._readings.all(counting, wanted)
         if wanted is None:
             self._read_at = began
+            silent = {*self._faults, *self._readings.under_way}
+            self._whole_at = began if silent.isdisjoint(counting) else self._whole_at
         return moved
 
     async def _read_one(self, generation: Generation, wanted: Wanted) -> bool:

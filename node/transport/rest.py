@@ -5,7 +5,7 @@ Authentication, deadlines and the limit of size are behind us here: see `node.tr
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 from urllib.parse import unquote
 
@@ -20,6 +20,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from node.api.auth import Dialect
 from node.api.calls import Calls, Reply, parse
 from node.api.methods import METHODS, Kind, Method
+from node.api.pages import Page
 from node.errors import Internal, InvalidRequest, NodeError, UnknownPath, WrongMediaType, WrongVerb
 from node.logs import Logger
 from node.transport.site import Request
@@ -36,14 +37,37 @@ Work = Callable[[Calls, Method, Request], Coroutine[Deferred[object], object, by
 _logger = Logger()
 
 
-def make_app(calls: Calls) -> IResource:
+def make_app(calls: Calls, pages: Iterable[Page] = ()) -> IResource:
     """All of METHODS over `calls`. To be served by `node.transport.site.Site`, whose requests know their caller."""
-    app = Klein()
+    app = _app_of(pages)
     for method in METHODS:
         route = app.route(method.path, methods=method.verbs, endpoint=method.name, strict_slashes=False)
         route(_handler(calls, method))
-    app.handle_errors(Exception)(_failed)
     return _Root(app)
+
+
+def make_pages(pages: Iterable[Page]) -> IResource:
+    """Nothing but these."""
+    return _Root(_app_of(pages))
+
+
+def _app_of(pages: Iterable[Page]) -> Klein:
+    app = Klein()
+    for page in pages:
+        app.route(page.path, methods=("GET",), endpoint=page.path, strict_slashes=False)(_shower(page))
+    app.handle_errors(Exception)(_failed)
+    return app
+
+
+def _shower(page: Page) -> Callable[[Request], Awaitable[bytes]]:
+    async def show(request: Request) -> bytes:
+        answer = await page.answer(_header(request, "Accept"), request.caller.known)
+        request.setResponseCode(answer.status)
+        request.setHeader(b"Content-Type", answer.media_type)
+        request.setHeader(b"Content-Length", b"%d" % len(answer.body))
+        return answer.body
+
+    return show
 
 
 class _Root(KleinResource):
@@ -76,10 +100,14 @@ def _admit(request: Request, method: Method) -> None:
 
 
 def _media_type(request: Request) -> str:
+    return _header(request, "Content-Type").partition(";")[0].strip().lower()
+
+
+def _header(request: Request, name: str) -> str:
     try:
-        return (request.getHeader("Content-Type") or "").partition(";")[0].strip().lower()
+        return request.getHeader(name) or ""
     except UnicodeDecodeError:
-        raise InvalidRequest("the Content-Type is not UTF-8")
+        raise InvalidRequest(f"the {name} is not UTF-8")
 
 
 async def _unary(calls: Calls, method: Method, request: Request) -> bytes:

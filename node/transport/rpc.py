@@ -21,7 +21,7 @@ from node.aio import Aio  # first: it sets gRPC's environment
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
-from grpc_health.v1 import health, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from node.api.auth import Authenticator, Caller
@@ -52,6 +52,8 @@ _OPTIONS = [
     ("grpc.max_concurrent_streams", 1000),
 ]
 
+# What is asked after: everything, the service, the check by its name.
+_HEALTH = ("", SERVICE.full_name, "readyz")
 _PATHS = {f"/{SERVICE.full_name}/{method.name}": method for method in METHODS}
 
 # grpc.aio.ServicerContext; grpcio has no types.
@@ -68,11 +70,16 @@ class RpcServer:
         self._aio = aio
         self._upstream = upstream
         self._serving: Serving | None = None
+        # Says in gRPC's own words what /readyz says; of every server that there is.
+        self._health = health.aio.HealthServicer()
         heard, refused = partial(aio.tell, self._heard, calls, upstream), partial(aio.call, self._refused, upstream)
         self._gate = _Gate(authenticator, _Handlers(aio, calls, upstream), heard, refused)
 
     async def start(self) -> None:
         """Bind and serve. Raises `OSError` if there can be no socket."""
+        await self._told(_serving(False))
+        # That it answers is the answer.
+        await self._health.set("livez", _serving(True))
         self._serving = Serving(self._bound)
         await self._serving.start()
 
@@ -81,9 +88,19 @@ class RpcServer:
         if self._serving is not None:
             await self._serving.stop(GRACE)
 
+    def tell(self, ready: bool) -> None:
+        """Whether the node is ready, from the reactor."""
+        self._aio.run(self._told(_serving(ready))).addErrback(
+            lambda failure: _logger.failure("the health service was not told", failure)
+        )
+
+    async def _told(self, verdict: Any) -> None:
+        for name in _HEALTH:
+            await self._health.set(name, verdict)
+
     def _bound(self) -> Any:
         server = grpc.aio.server(options=_OPTIONS, interceptors=(self._gate,))
-        _add_official_services(server)
+        _add_official_services(server, self._health)
         path = self._upstream.next_path()
         try:
             server.add_insecure_port(f"unix:{quote(str(path))}")
@@ -139,6 +156,7 @@ class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         try:
             caller.require(method.scope)
         except Forbidden as error:
+            self._authenticator.refused("forbidden")
             return _refusal(error, self._hears(caller))
         return self._handlers.of(method, caller)
 
@@ -350,9 +368,13 @@ def _last(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
     return next((value for key, value in metadata or () if key == LAST and isinstance(value, str)), None)
 
 
-def _add_official_services(server: Any) -> None:
+def _serving(ready: bool) -> Any:
+    states = health_pb2.HealthCheckResponse
+    return states.SERVING if ready else states.NOT_SERVING
+
+
+def _add_official_services(server: Any, servicer: Any) -> None:
     """grpc.health.v1 and reflection, behind the same key as everything."""
-    servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)

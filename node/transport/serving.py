@@ -16,8 +16,8 @@ LAST_PAUSE = 5.0
 FADING = 4
 # Seconds for those calls: as long as they like.
 _FOREVER = 10 * 365 * 86_400.0
-# Failures are worth one line, and another only after this many seconds without any.
-_QUIET = 60.0
+# Seconds that one line about failures stands for.
+_QUIET = 600.0
 
 # grpc.aio.Server; grpcio has no types.
 Server: TypeAlias = Any
@@ -40,6 +40,8 @@ class Serving:
         self._releasing: set[asyncio.Task[None]] = set()
         self._watch: asyncio.Task[None] | None = None
         self._quiet_until = 0.0
+        # Failures that no line told of.
+        self._untold = 0
 
     async def start(self) -> None:
         """Serve. Raises `OSError` if there can be no socket."""
@@ -104,9 +106,15 @@ class Serving:
 
     def _tell(self) -> None:
         now = asyncio.get_running_loop().time()
-        if now >= self._quiet_until:
-            kinds = [type(error).__name__ for error in self._errors()]
-            self.log.warn("a call ended the gRPC server, a new one takes its place: {kinds}", kinds=", ".join(kinds))
+        if now < self._quiet_until:
+            self._untold += 1
+            return
+        kinds, more, self._untold = [type(error).__name__ for error in self._errors()], self._untold, 0
+        self.log.warn(
+            "a call ended the gRPC server, a new one takes its place: {kinds}; {more} more did since such a line",
+            kinds=", ".join(kinds),
+            more=more,
+        )
         self._quiet_until = now + _QUIET
 
     def _errors(self) -> list[BaseException]:

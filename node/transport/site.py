@@ -8,7 +8,7 @@ the time of a request (Twisted issues 4898 and 10191) and puts bodies over 100 k
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Any
@@ -20,8 +20,9 @@ from twisted.web import http, server
 from twisted.web.http_headers import Headers
 from twisted.web.resource import IResource
 
-from node.api.auth import Authenticator, Caller, Dialect, dialect
+from node.api.auth import NOBODY, Authenticator, Caller, Dialect, bearer_of, dialect
 from node.api.methods import MAX_BODY, scope_of
+from node.api.pages import Page
 from node.door import connections
 from node.door.bodies import AGAIN, SMALL
 from node.door.connections import Connection, Connections
@@ -39,6 +40,8 @@ from node.errors import (
 from node.keyfile import Scope
 from node.logs import Logger
 
+# Verbs that change nothing.
+_LOOKING = (b"GET", b"HEAD")
 # In every response.
 _EVERYWHERE = ((b"Server", b"txnode"), (b"Cache-Control", b"no-store"), (b"X-Content-Type-Options", b"nosniff"))
 
@@ -146,15 +149,17 @@ class Channel(http.HTTPChannel):
         """Refuse here all that can be refused without the body, before a client is told to continue."""
         request, limits = self.requests[-1], self.site.limits
         try:
-            caller = self.site.authenticator.check(*_credentials(request))
+            caller = self._caller(request)
         except Unauthenticated as error:
             self._refuse_stranger(error)
             return
         request.caller, request.dialect = replace(caller, address=self.connection.address), caller.dialect
-        self.connection.known = True
+        if caller.known:
+            self.connection.known = True
         try:
             request.caller.require(self._scope())
         except Forbidden as error:
+            self.site.authenticator.refused("forbidden")
             self._refuse(error, limits.linger)
             return
         self.site.heard(request.caller)
@@ -193,10 +198,27 @@ class Channel(http.HTTPChannel):
         self.site.connections.bodies.give(self._held)
         self._held = 0
 
+    def _caller(self, request: http.Request) -> Caller:
+        """Whose key the request has; nobody's, where none is needed and none is shown. Raises `Unauthenticated`.
+
+        Where there is nothing but reading, the password of basic authentication is a key, too.
+        """
+        bearers, keys = _credentials(request)
+        looks = self._command in _LOOKING
+        if looks and self._where() in self.site.pages:
+            bearers = [bearer_of(value) for value in bearers]
+        # A stranger's body is not read.
+        if looks and not (bearers or keys) and self.length == 0 and self.site.is_open(self._where(), self.transport):
+            return NOBODY
+        return self.site.authenticator.check(bearers, keys)
+
     def _scope(self) -> Scope:
-        """What the request takes, by its path, which nobody has taken apart yet."""
-        path = self._path.partition(b"?")[0]
-        return scope_of(self._command.decode("latin-1"), unquote(path.decode("latin-1")))
+        """What the request takes, by its path."""
+        return scope_of(self._command.decode("latin-1"), self._where())
+
+    def _where(self) -> str:
+        """The path, which nobody has taken apart yet."""
+        return unquote(self._path.partition(b"?")[0].decode("latin-1"))
 
     def _refuse_stranger(self, error: NodeError) -> None:
         """Whoever has shown many wrong keys waits for the answer, and is not read meanwhile."""
@@ -275,6 +297,7 @@ class Site(server.Site):
     `heard` is called with each request that carries the key, whatever becomes of it.
     """
 
+    noisy = False
     requestFactory = Request  # noqa: N815
     protocol = Channel  # type: ignore[assignment]
 
@@ -286,7 +309,10 @@ class Site(server.Site):
         limits: Limits | None = None,
         log_requests: bool = False,
         heard: Callable[[Caller], None] = lambda _: None,
+        pages: Iterable[Page] = (),
+        is_open: Callable[[str, Any], bool] = lambda _, __: False,
     ) -> None:
+        """`is_open`: whether a path needs no key, on a connection of this transport."""
         # No timeout: the channel has its own timer.
         super().__init__(resource, reactor=reactor, timeout=None, parsePOSTFormSubmission=False)
         self.authenticator = authenticator
@@ -295,6 +321,8 @@ class Site(server.Site):
         self.deliveries = self.connections.deliveries
         self._log_requests = log_requests
         self.heard = heard
+        self.pages = frozenset(page.path for page in pages)
+        self.is_open = is_open
 
     def acceptableProtocols(self) -> list[bytes]:
         return [b"http/1.1"]

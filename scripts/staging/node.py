@@ -37,16 +37,19 @@ class NodeProcess:
     """A node on free ports of 127.0.0.1, started by the `with` statement; it may be stopped and started inside.
 
     `directory` is an empty one for its files; `environment` is added to the settings (an empty value takes one away),
-    and `through` stands before its command.
+    `through` stands before its command, and `twistd` are options of that.
     At the end of the block the node is stopped, and `AssertionError` is raised if it or any process of its own is left.
     """
 
     # How its process is made.
     child: ClassVar[type[Child]] = Child
 
-    def __init__(self, directory: Path, *, through: Sequence[str] = (), **environment: str) -> None:
+    def __init__(
+        self, directory: Path, *, through: Sequence[str] = (), twistd: Sequence[str] = (), **environment: str
+    ) -> None:
         self.directory = directory
         self._through = through
+        self._twistd = twistd
         self.host = "127.0.0.1"
         self.rest_port, self.grpc_port = free_port(), free_port()
         self.key = str(uuid.uuid4())
@@ -54,7 +57,7 @@ class NodeProcess:
         self.core = find_xray().resolve()
         # Where it is missing a Start of it fails, with the node's words.
         self.sing_box = install.find(SING_BOX_BUILT, pinned=True)
-        self._environment = {name: value for name, value in (self._settings() | environment).items() if value}
+        self.environment = {name: value for name, value in (self._settings() | environment).items() if value}
         self._child: Child | None = None
         # By number and start: a number comes again within minutes on a machine that starts many threads.
         self._seen: set[psutil.Process] = set()
@@ -83,9 +86,9 @@ class NodeProcess:
 
     def start(self) -> None:
         """Run the node and wait until its ports accept. Raises `AssertionError` with its output if they do not."""
-        argv = [*self._through, str(_TWISTD), "--nodaemon", "--pidfile=", "node"]
-        self._child = self.child(argv, self._environment, directory=self.directory)
-        ports = [int(self._environment[name]) for name in _PORTS if name in self._environment]
+        argv = [*self._through, str(_TWISTD), "--nodaemon", "--pidfile=", *self._twistd, "node"]
+        self._child = self.child(argv, self.environment, directory=self.directory)
+        ports = [int(self.environment[name]) for name in _PORTS if name in self.environment]
         self._child.ready(lambda: all(map(accepts, ports)), _READY, f"the node accepts on {ports}")
 
     def stop(self) -> int:

@@ -28,7 +28,9 @@ class Listener:
 
     def find(self, kind: str, behind: int = 0, timeout: float = 20.0) -> Event:
         """The first event of this kind whose number is greater, once there is one."""
-        return until(lambda: self._first(kind, behind), timeout, f"an event {kind}")
+        found = until(lambda: self._first(kind, behind), timeout, f"an event {kind}")
+        assert found
+        return found
 
     def _first(self, kind: str, behind: int) -> Event | None:
         return next((event for event in self.events if event.kind == kind and event.sequence > behind), None)

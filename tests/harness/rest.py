@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import json
 import ssl
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 
@@ -24,6 +25,9 @@ class Response(NamedTuple):
     @property
     def text(self) -> str:
         return self.body.decode()
+
+    def json(self) -> Any:
+        return json.loads(self.body)
 
 
 class Rest:

@@ -29,15 +29,21 @@ ROOMS: dict[str, set[str]] = {
         *("node", "node.errors", "node.logs", "node.periodic", "node.reactor", "node.waiting"),
         *("node.keyfile", "node.secret_file", "node.settings", "node.watching"),
     },
+    "node.doctor": {"node.certificate", "node.secret_file", "node.settings", "node.state"},
     "node.events": {"node.logs", "node.state"},
-    "node.door": {"node.logs", "node.waiting", "node.watching"},
+    "node.metrics": {
+        *("node.backend", "node.contract", "node.machine", "node.state", "node.traffic"),
+        *("node", "node.api.pages", "node.errors", "node.logs", "node.periodic", "node.reactor"),
+    },
+    "node.door": {"node.logs", "node.repeated", "node.waiting", "node.watching"},
     "node.transport": {"node.api", "node.door", "node.aio", "node.errors", "node.keyfile", "node.logs", "node.waiting"},
     "node.client": {"node.api", "node.aio", "node.errors", "node.logs"},
     "node.nodectl": {"node", "node.aio", "node.client", "node.env_file", "node.errors", "node.logs", "node.reactor"}
     | {"node.settings", "node.nodectl.users", "node.secret_file", "node.keys", "node.keyfile", "node.certificate"}
-    | {"drivers.install"},
+    | {"drivers.install", "node.doctor"},
     "node.nodectl.users": {"node.contract"},
     "node.nodectl.commands": {
+        "node.doctor",
         "node.nodectl",
         "node.nodectl.users",
         "node.client",
@@ -284,7 +290,17 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.way"}
             ["grpc", "grpc_health", "grpc_reflection"],
             {"node.aio", "node.transport.rpc", "node.client.rpc"} | API,
         ),
-        (["psutil"], {"node.machine.memory", "node.machine.system", "node.certificate", "drivers.process.orphans"}),
+        (
+            ["psutil"],
+            {
+                "node.machine.memory",
+                "node.machine.system",
+                "node.machine.usage",
+                "node.certificate",
+                "drivers.process.orphans",
+            },
+        ),
+        (["prometheus_client"], {"node.metrics.families", "node.metrics.pages"}),
         (["subprocess"], {"drivers.install.install", "drivers.install.wheels"}),
         (["sqlite3"], {"node.state.database", "node.state.schema"}),
         (["urllib.request", "http.client"], {"drivers.install.archive", "drivers.install.install"}),
@@ -324,7 +340,7 @@ def test_who_reads_the_environment() -> None:
 
 def test_who_logs() -> None:
     """Every log is written by the logger that makes texts of others printable."""
-    assert who_imports("twisted.logger", "logging") == {"node.logs"}
+    assert who_imports("twisted.logger", "logging") == {"node.logs", "node.log_lines"}
 
 
 def test_who_crosses_threads() -> None:

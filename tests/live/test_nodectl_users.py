@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,8 +21,8 @@ from scripts.staging.protocols import vless
 from scripts.staging.transports import raw
 from scripts.staging.users import TestUser
 from tests.conftest import TRANSPORTS, Place, connection, gets_in, run, stays_out
+from tests.harness.nodectl import Done, Nodectl
 
-ROOT = Path(__file__).parents[2]
 VLESS = Kind("vless-raw", vless(), raw())
 HOME = Place(VLESS, "in")
 
@@ -34,27 +32,17 @@ class Ctl:
 
     def __init__(self, directory: Path, node: NodeProcess, transport: str) -> None:
         self.directory = directory
-        key = directory / "key"
-        key.touch(0o600)
-        key.write_text(node.key)
-        port = {"rest": node.rest_port, "grpc": node.grpc_port}[transport]
-        (directory / "nodes.toml").write_text(
-            f'default = "one"\n[nodes.one]\naddress = "{node.host}"\nport = {port}\ntransport = "{transport}"\n'
-            f'certificate = "{node.certificate.certificate}"\nkey_file = "key"\n'
-        )
+        self.program = Nodectl(directory)
+        self.program.add("one", node, transport)
 
-    def __call__(self, *words: str, code: Exit = Exit.OK) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "node.nodectl", "--nodes", "nodes.toml", "users", *words]
-        environment = {"PYTHONPATH": str(ROOT), "HOME": str(self.directory), "PATH": "/usr/bin:/bin"}
-        done = subprocess.run(
-            command, cwd=self.directory, env=environment, capture_output=True, text=True, timeout=60, check=False
-        )
-        assert done.returncode == code, (words, done.returncode, done.stdout, done.stderr)
+    def __call__(self, *words: str, code: Exit = Exit.OK) -> Done:
+        done = self.program("--node", "one", "users", *words)
+        assert done.code == code, (words, done)
         return done
 
     def result(self, *words: str, code: Exit = Exit.OK) -> Any:
         """The one node's answer."""
-        (answer,) = json.loads(self(*words, "--json", code=code).stdout)
+        (answer,) = self(*words, "--json", code=code).json
         assert answer["node"] == "one"
         return answer["result"]
 
@@ -83,6 +71,10 @@ def ctl(node: NodeProcess, tmp_path: Path, request: pytest.FixtureRequest) -> It
     yield Ctl(tmp_path, node, request.param)
 
 
+# What the transport has no part in.
+once = pytest.mark.parametrize("ctl", ["grpc"], indirect=True)
+
+
 def people(*names: str) -> list[TestUser]:
     return [TestUser.new(name) for name in names]
 
@@ -95,7 +87,7 @@ def test_a_table_becomes_users(ctl: Ctl, echo: EchoServer) -> None:
     )
     told = ctl.result("diff", file, code=Exit.DIFFERENT)
     assert (told["added"], told["changed"], told["removed"]) == (["ann", "bob"], [], [])
-    assert "1 left out: disabled" in ctl("sync", file, "--dry-run", code=Exit.DIFFERENT).stderr
+    assert "1 left out: disabled" in ctl("sync", file, "--dry-run", code=Exit.DIFFERENT).err
     assert ctl.states() == {}
 
     assert ctl.result("sync", file) == {"added": 2, "changed": 0, "removed": 0, "same": 0, "refused": []}
@@ -105,7 +97,7 @@ def test_a_table_becomes_users(ctl: Ctl, echo: EchoServer) -> None:
 
     with connection(HOME, ann, echo) as link:
         file = ctl.table([ann, cid])
-        drastic = ctl("sync", file, code=Exit.USAGE).stderr
+        drastic = ctl("sync", file, code=Exit.USAGE).err
         assert "1 of 2 users would be removed: bob" in drastic and "--yes" in drastic
         assert ctl.states().keys() == {"ann", "bob"}
         assert ctl.result("sync", file, "--yes")["removed"] == 1
@@ -120,7 +112,7 @@ def test_one_by_one(ctl: Ctl, echo: EchoServer) -> None:
     assert not made["refused"]
     eve = TestUser("eve", made["user"]["proxies"]["vless"]["id"], "unused")
     assert gets_in(HOME, eve, echo)
-    assert "there already" in ctl("add", "eve", "--inbound", HOME.tag, code=Exit.FAILED).stderr
+    assert "there already" in ctl("add", "eve", "--inbound", HOME.tag, code=Exit.FAILED).err
 
     (renewed,) = ctl.result("change", "EVE", "--renew")["users"]
     assert stays_out(HOME, eve, echo)
@@ -129,7 +121,7 @@ def test_one_by_one(ctl: Ctl, echo: EchoServer) -> None:
     assert ctl.result("change", "eve", "--id", eve.uuid)["users"][0]["user"]["inbounds"] == [HOME.tag]
     assert gets_in(HOME, eve, echo)
 
-    assert "no user 'nobody'" in ctl("remove", "eve", "nobody", code=Exit.FAILED).stderr
+    assert "no user 'nobody'" in ctl("remove", "eve", "nobody", code=Exit.FAILED).err
     assert ctl.states() == {"eve": ["in"]}
     assert ctl.result("remove", "eve")["users"] == [{"name": "eve", "out": True}]
     assert stays_out(HOME, eve, echo)
@@ -142,27 +134,29 @@ def test_who_is_refused(ctl: Ctl) -> None:
     twin = {"name": "twin", "inbounds": HOME.tag, "vless_id": str(ann.uuid)}
     file = ctl.table([ann, bob], [twin, {"name": "lost", "inbounds": "nowhere", "vless_id": str(uuid.uuid4())}])
     done = ctl("sync", file, code=Exit.USERS_REFUSED)
-    assert "twin is not in: in: 'ann' has the same credential" in done.stderr
-    assert "lost is not in: the node has none of their inbounds" in done.stderr
-    rows = ctl("list", "--unconfirmed").stdout.splitlines()
+    assert "twin is not in: in: 'ann' has the same credential" in done.err
+    assert "lost is not in: the node has none of their inbounds" in done.err
+    rows = ctl("list", "--unconfirmed").out.splitlines()
     assert len(rows) == 2 and rows[1].split()[:3] == ["twin", "in", "refused"]
     assert "has the same credential" in rows[1]
     (refused,) = ctl.result("add", "worse", "--inbound", "in", "--id", "no id " * 10, code=Exit.USERS_REFUSED)["users"]
     assert refused["refused"] == "in: the id is not a UUID"
 
 
+@once
 def test_what_is_listed_is_a_file(ctl: Ctl) -> None:
     """The answer of one node is a file of users for another one; secrets are in it only if they are asked for."""
     ctl("sync", ctl.table(people("ann", "bob", "cid")))
     ids = [str(row["proxies"]["vless"]["id"]) for row in ctl.result("list", "--credentials")["users"]]
-    assert not any(each in ctl("list", "--wide").stdout + ctl("list", "--json").stdout for each in ids)
-    (ctl.directory / "listed.json").write_text(ctl("list", "--credentials", "--json").stdout)
+    assert not any(each in ctl("list", "--wide").out + ctl("list", "--json").out for each in ids)
+    (ctl.directory / "listed.json").write_text(ctl("list", "--credentials", "--json").out)
     assert ctl.result("diff", "listed.json")["same"] == 3
     ctl("remove", "ann", "bob", "cid")
     assert ctl.result("sync", "listed.json")["added"] == 3
     assert ctl.states() == {name: ["in"] for name in ("ann", "bob", "cid")}
 
 
+@once
 def test_exports_of_panels(ctl: Ctl, echo: EchoServer) -> None:
     """What panels export becomes users who get in; who is disabled or whose time is over is left out, and counted."""
     ann, bob, cid = people("ann", "bob", "cid")
@@ -172,7 +166,7 @@ def test_exports_of_panels(ctl: Ctl, echo: EchoServer) -> None:
     ]
     marzban[1]["status"], marzban[2]["expire"] = "limited", 1_600_000_000
     (ctl.directory / "panel.json").write_text(json.dumps({"users": marzban, "total": 3}))
-    told = ctl("sync", "panel.json").stderr
+    told = ctl("sync", "panel.json").err
     assert "1 left out: limited" in told and "1 left out: expired" in told
     assert ctl.states() == {"ann": ["in"]}
     clients = [{"id": str(who.uuid), "email": who.email, "enable": who is not cid} for who in (ann, bob, cid)]
@@ -183,13 +177,15 @@ def test_exports_of_panels(ctl: Ctl, echo: EchoServer) -> None:
     assert stays_out(HOME, cid, echo)
 
 
+@once
 def test_a_file_that_cannot_be_used(ctl: Ctl) -> None:
     """Each fault is told with its line, and nothing is asked of the node."""
     (ctl.directory / "bad.csv").write_text("name,inbounds,id\nann,in,x\n\nann,in,y\nbob,,z\n")
-    told = ctl("sync", "bad.csv", code=Exit.USAGE).stderr
+    told = ctl("sync", "bad.csv", code=Exit.USAGE).err
     assert "line 4: ann is in line 2 already" in told and "line 5: bob has no inbounds" in told
 
 
+@once
 def test_many(ctl: Ctl) -> None:
     """More users than go at once, or on one page."""
     users = [pb.User(email=f"user {number}") for number in range(6001)]
@@ -200,3 +196,21 @@ def test_many(ctl: Ctl) -> None:
     listed = ctl.result("list")
     assert (len(listed["users"]), listed["total"], listed["changed"]) == (6001, 6001, False)
     assert ctl.result("diff", "many.csv")["same"] == 6001
+
+
+@once
+def test_many_are_to_go(ctl: Ctl) -> None:
+    """On a terminal somebody is asked; for no, and for Ctrl-C, nothing is changed."""
+    ctl("sync", ctl.table(people("ann", "bob")))
+    command = "--node", "one", "users", "sync", ctl.table(people("cid"))
+    for answer, code in (("n\n", Exit.USAGE), ("\x03", Exit.INTERRUPTED)):
+        with ctl.program.terminal(*command) as terminal:
+            terminal.find("2 of 2 users would be removed: ann, bob", "Remove them?")
+            terminal.type(answer)
+            assert terminal.wait() == code
+        assert ctl.states().keys() == {"ann", "bob"}
+    with ctl.program.terminal(*command) as terminal:
+        terminal.find("Remove them?")
+        terminal.type("y\n")
+        assert terminal.wait() == Exit.OK
+    assert ctl.states() == {"cid": ["in"]}

@@ -57,6 +57,8 @@ def test_nothing_but_a_key_is_needed(home: Path) -> None:
         newest_tls=False,
         state_dir=home / "var",
         log_buffer_size=10000,
+        log_json=False,
+        log_users=False,
         stop_grace=30,
         drain_timeout=600,
         drain_generations=4,
@@ -64,6 +66,9 @@ def test_nothing_but_a_key_is_needed(home: Path) -> None:
         outlive=False,
         resume=True,
         traffic_interval=10,
+        metrics_port=None,
+        metrics_users=False,
+        metrics_names="",
         debug=False,
         drivers={
             "CORE_PATHS": "/etc/letsencrypt",
@@ -423,3 +428,12 @@ def test_certificates_of_clients(home: Path) -> None:
         assert "without CLIENT_CA" in faults(home, CLIENT_CERTIFICATE="instead", API_KEY=key)[0]
     assert "there is no key" in faults(home, CLIENT_CA="ca.pem", API_KEY="")[0]
     assert loaded(home, {"TLS_MIN": "1.3"}).newest_tls
+
+
+def test_settings_of_metrics(home: Path) -> None:
+    """A port of its own that no other has, a word, and a prefix that can begin a name."""
+    settings = loaded(home, {"METRICS_PORT": "9550", "METRICS_USERS": "ON", "METRICS_NAMES": "xray"})
+    assert (settings.metrics_port, settings.metrics_users, settings.metrics_names) == (9550, True, "xray")
+    assert "METRICS_PORT is 62051" in faults(home, METRICS_PORT="62051")[0]
+    for prefix in ("9x", "a-b", "txnode", "x" * 33):
+        assert "is no prefix" in faults(home, METRICS_NAMES=prefix)[0]

@@ -84,6 +84,8 @@ def change(session: Session, /, names: tuple[str, ...], inbounds: tuple[str, ...
     async def work(node: Asked) -> dict[str, Any]:
         rows = (await listed(node, names, credentials=True)).users
         _require(names, rows)
+        if large := [row.name for row in rows if row.shortened]:
+            raise InvalidRequest(f"{', '.join(large)}: too large to be listed, and so to be changed here; sync them")
         users = []
         for name, row in ((name, row) for name in names for row in rows if not missing([name], [row])):
             user = pb.User(email=row.name, proxies=row.proxies, inbounds=inbounds or [*row.inbounds, *row.unknown])

@@ -62,15 +62,15 @@ def _off(said: dict[str, Any], now: float) -> str:
 
 def _expiry(said: Any) -> float:
     """In Unix seconds; 0 is never."""
-    if isinstance(said, str) and said:
-        try:
+    try:
+        if isinstance(said, str) and said:
             when = datetime.fromisoformat(said)
-        except ValueError as error:
-            raise ValueError(f"expire is {said!r}, which is no time") from error
-        return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
-    if said is not None and (isinstance(said, bool) or not isinstance(said, int | float | str)):
-        raise ValueError("expire is no time")
-    return float(said or 0)
+            return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+        if not isinstance(said, bool | list | dict):
+            return float(said or 0)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"expire is {str(said)[:40]!r}, which is no time") from error
+    raise ValueError("expire is no time")
 
 
 def _text(said: dict[str, Any], field: str, default: str = "") -> str:

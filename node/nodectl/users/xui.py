@@ -29,9 +29,11 @@ def inbounds_of(said: Any) -> list[dict[str, Any]]:
     if isinstance(said, dict) and isinstance(said.get("inbounds"), list) and "users" not in said:
         said = said["inbounds"]
     found = said if isinstance(said, list) else [said]
-    if any(not isinstance(inbound, dict) or not {"settings", "protocol"} <= inbound.keys() for inbound in found):
-        return []
-    return found
+    return found if all(map(_is_inbound, found)) else []
+
+
+def _is_inbound(said: Any) -> bool:
+    return isinstance(said, dict) and "settings" in said and isinstance(said.get("protocol"), str)
 
 
 @dataclass

@@ -96,6 +96,9 @@ class Kept(MemoryRecord):
         """What the next node would go on with."""
         self.left = left
 
+    def totals(self, rows: object) -> None:
+        pass
+
     def rows(self, rows: object) -> None:
         """There is no traffic."""
 

@@ -207,6 +207,14 @@ def test_a_file_from_before_routing(file: Path) -> None:
     assert written(file, Changes(routing=b"x")) == Saved(b"r", 2.0, routing=b"x")
 
 
+def test_sums_are_apart_from_the_rows(file: Path) -> None:
+    """Rows that a controller took are gone; the sums of the same names stay, and grow."""
+    grown, empty = Row(Scope.USER, "ann", 9, 9), Row(Scope.USER, "ann", 0, 0)
+    saved = written(file, Changes(rows=rows(ROW), totals=rows(ROW)), Changes(rows=rows(empty), totals=rows(grown)))
+    assert (saved.rows, saved.totals) == ((), (grown,))
+    assert written(file, Changes(clean=True)).totals == ()
+
+
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     """The disk is to blame, and nothing is moved."""
     with pytest.raises(Unwritable):

@@ -56,11 +56,20 @@ class MemoryStore:
     def __init__(self) -> None:
         self.written: list[Row] = []
         self.times = 0
+        self.sums: dict[tuple[Scope, str], Row] = {}
+        self.disk: Deferred[None] | None = None
 
     def rows(self, rows: Iterable[Row]) -> None:
         rows = list(rows)
         self.times += bool(rows)
         self.written += rows
+
+    def totals(self, rows: Iterable[Row]) -> None:
+        self.sums.update({(row.scope, row.key): row for row in rows})
+
+    async def flush(self) -> None:
+        if self.disk:
+            await self.disk
 
 
 class Cores:
@@ -338,8 +347,50 @@ class LargeReadings(TestCase):
         while len(store.written) < len(expected):
             await deferLater(reactor, 0)
         self.assertEqual(set(store.written), expected)
-        self.assertEqual(set(traffic.everything()), expected)
+        self.assertEqual(set(traffic.everything()[0]), expected)
         reply = await traffic.stats(StatRequest(type=UsersStat), Deferred)
         told = {(stat.name, stat.type): stat.value for stat in reply.stats}
         wanted = {(row.name, way): value for row in expected for way, value in zip(DIRECTIONS, row.both, strict=True)}
         self.assertEqual(told, wanted)
+
+
+class SettledTests(SynchronousTestCase):
+    """What figures are told of: sums of now that are on disk, and never a wait for what hangs."""
+
+    def setUp(self) -> None:
+        self.clock: Any = Clock()
+        self.core, self.store = Core(), MemoryStore()
+        store: Any = self.store
+        self.traffic = Traffic(self.clock, Cores([self.core]), lambda name: True, store, 10)
+        self.core.counts = {counter_name(Scope.INBOUND, "in", direction): 7 for direction in DIRECTIONS}
+
+    def settled(self) -> Deferred[None]:
+        return ensureDeferred(self.traffic.settled(2.0))
+
+    def test_the_sums_are_read_and_on_disk(self) -> None:
+        self.successResultOf(self.settled())
+        self.assertEqual(self.traffic.totals(Scope.INBOUND), [Row(Scope.INBOUND, "in", 7, 7)])
+        self.assertEqual([*self.store.sums.values()], self.traffic.totals(Scope.INBOUND))
+        self.assertEqual(self.traffic.age, 0)
+
+    def test_a_core_that_hangs_is_waited_for_in_vain_for_two_seconds(self) -> None:
+        self.successResultOf(self.settled())
+        silence: Deferred[None] = Deferred()
+        self.core.answer = lambda: silence
+        self.clock.advance(30)
+        work = self.settled()
+        self.assertNoResult(work)
+        self.clock.advance(2)
+        self.successResultOf(work)
+        self.assertEqual(self.traffic.totals(Scope.INBOUND), [Row(Scope.INBOUND, "in", 7, 7)])
+        self.assertEqual(self.traffic.age, 32)
+        silence.callback(None)
+        self.clock.advance(10)
+
+    def test_so_is_a_disk(self) -> None:
+        self.store.disk = Deferred()
+        work = self.settled()
+        self.assertNoResult(work)
+        self.clock.advance(2)
+        self.successResultOf(work)
+        self.store.disk.callback(None)

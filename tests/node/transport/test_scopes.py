@@ -251,6 +251,7 @@ class GuessTests(ScopeCase):
         wrong.transport.abortConnection()
         self.clock.advance(LATE)
         await until(lambda: not self.site.connections)
+        self.site.connections.sum_up()
         self.assertEqual((self.upstream._clients, self.clock.getDelayedCalls()), ({}, []))
 
     def relayed(self) -> list[Connection]:

@@ -1,0 +1,210 @@
+# txnode on every client that says so: nomad job run txnode.nomad.hcl
+#
+# On each client, in its configuration:
+#   client { meta { txnode = "true" } }
+#   client { host_volume "txnode" { path = "/var/lib/txnode" } }    install -d -m 700 -o 65532 -g 65532 /var/lib/txnode
+#   plugin "docker" { config { allow_caps = [..., "sys_ptrace"] } } with var.drop_nobody
+#
+# The secrets: nomad var put nomad/jobs/txnode api_keys=@api_keys [certificate=@chain.pem certificate_key=@key.pem]
+# where the file api_keys has keys with names and scopes: python -m node.keys --file api_keys new panel
+
+variable "datacenters" {
+  type    = list(string)
+  default = ["*"]
+}
+
+variable "image" {
+  description = "What deploy/Containerfile makes, by its digest."
+  type        = string
+  default     = "txnode:latest"
+}
+
+variable "rest_port" {
+  type    = number
+  default = 62051
+}
+
+variable "grpc_port" {
+  type    = number
+  default = 62050
+}
+
+variable "settings" {
+  description = "Every other setting of docs/settings.md by its name."
+  type        = map(string)
+  default = {
+    KEEP_ALIVE_ACTION = "keep"
+  }
+}
+
+variable "certificate" {
+  description = "The variable of the job has a certificate and its key. Else each node makes its own."
+  type        = bool
+  default     = false
+}
+
+variable "drop_nobody" {
+  description = "With this capability Docker's filter lets pidfd_getfd pass, by which a change drops nobody; the node is not root, and gets nothing else by it."
+  type        = bool
+  default     = false
+}
+
+variable "drain_seconds" {
+  description = "How long a node still serves that is to end, when it is no longer among the services: for what leads users elsewhere."
+  type        = number
+  default     = 0
+}
+
+variable "memory" {
+  description = "MiB for the node, the core, and for a moment a second core."
+  type        = number
+  default     = 1024
+}
+
+locals {
+  pair = var.certificate ? { "certificate.pem" = "certificate", "key.pem" = "certificate_key" } : {}
+}
+
+job "txnode" {
+  datacenters = var.datacenters
+  type        = "system"
+
+  constraint {
+    attribute = "${meta.txnode}"
+    value     = "true"
+  }
+
+  # One client after another, each when the node before was ready for so long.
+  update {
+    max_parallel     = 1
+    health_check     = "checks"
+    min_healthy_time = "10s"
+    healthy_deadline = "3m"
+  }
+
+  group "node" {
+    shutdown_delay = "${var.drain_seconds}s"
+
+    network {
+      mode = "host"
+      port "rest" {
+        static = var.rest_port
+      }
+      port "grpc" {
+        static = var.grpc_port
+      }
+    }
+
+    volume "state" {
+      type   = "host"
+      source = "txnode"
+    }
+
+    restart {
+      attempts = 3
+      interval = "5m"
+      delay    = "5s"
+      mode     = "delay"
+    }
+
+    service {
+      name     = "txnode"
+      provider = "nomad"
+      port     = "rest"
+
+      check {
+        name            = "ready"
+        type            = "http"
+        protocol        = "https"
+        tls_skip_verify = true
+        path            = "/readyz"
+        interval        = "10s"
+        timeout         = "5s"
+      }
+
+      # Apart from the other: a node that is alive is not restarted because its backend is missing.
+      check {
+        name            = "live"
+        type            = "http"
+        protocol        = "https"
+        tls_skip_verify = true
+        path            = "/livez"
+        interval        = "10s"
+        timeout         = "5s"
+
+        check_restart {
+          limit = 6
+          grace = "60s"
+        }
+      }
+    }
+
+    task "node" {
+      driver = "docker"
+      user   = "65532"
+
+      # The node reads the last counters and ends the core; at most max_kill_timeout of the client, which is 30s.
+      kill_signal  = "SIGTERM"
+      kill_timeout = "30s"
+
+      config {
+        image           = var.image
+        network_mode    = "host"
+        readonly_rootfs = true
+        cap_drop        = ["all"]
+        cap_add         = var.drop_nobody ? ["sys_ptrace"] : []
+        security_opt    = ["no-new-privileges:true"]
+
+        ulimit {
+          nofile = "1048576:1048576"
+          core   = "0"
+        }
+
+        mount {
+          type   = "tmpfs"
+          target = "/tmp"
+          tmpfs_options {
+            size = 67108864
+          }
+        }
+      }
+
+      volume_mount {
+        volume      = "state"
+        destination = "/var/lib/txnode"
+      }
+
+      env = merge(var.settings, {
+        REST_PORT     = "${NOMAD_PORT_rest}"
+        GRPC_PORT     = "${NOMAD_PORT_grpc}"
+        API_KEYS_FILE = "${NOMAD_SECRETS_DIR}/api_keys"
+        SSL_SANS      = "${attr.unique.network.ip-address}"
+        }, var.certificate ? {
+        SSL_CERT_FILE = "${NOMAD_SECRETS_DIR}/certificate.pem"
+        SSL_KEY_FILE  = "${NOMAD_SECRETS_DIR}/key.pem"
+      } : {})
+
+      # Renewed keys and certificates are read without a restart.
+      dynamic "template" {
+        for_each = merge({ "api_keys" = "api_keys" }, local.pair)
+        content {
+          destination   = "secrets/${template.key}"
+          data          = "{{ with nomadVar \"nomad/jobs/txnode\" }}{{ .${template.value} }}{{ end }}"
+          uid           = 65532
+          gid           = 65532
+          perms         = "0400"
+          change_mode   = "signal"
+          change_signal = "SIGHUP"
+
+          error_on_missing_key = true
+        }
+      }
+
+      resources {
+        cpu        = 200
+        memory     = 256
+        memory_max = var.memory
+      }
+    }
+  }
+}

@@ -1,0 +1,147 @@
+"""What the kernel of this machine says, as values for the checks."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from node.doctor.machine import Machine
+
+T = TypeVar("T")
+
+# System calls, the same on every architecture that cores are built for.
+_PIDFD_OPEN, _PIDFD_GETFD, _LANDLOCK = 434, 438, 444
+# adjtimex(2): the clock is not synchronised.
+_TIME_ERROR = 5
+_VERSION_FLAG = 1
+
+
+def look(state: Path, pid: int | None = None, root: Path = Path("/")) -> Machine:
+    """What there is to see. `pid`: the node's process, whose limits count; `root` is where /proc is, and /sys."""
+    net = root / "proc/sys/net"
+    free, fault = _disk(state)
+    return Machine(
+        synchronised=_synchronised(),
+        open_files=_open_files(root, pid),
+        conntrack=_pair(_number(net / "netfilter/nf_conntrack_count"), _number(net / "netfilter/nf_conntrack_max")),
+        somaxconn=_number(net / "core/somaxconn"),
+        tcp_rmem=_numbers(net / "ipv4/tcp_rmem"),
+        tcp_wmem=_numbers(net / "ipv4/tcp_wmem"),
+        congestion=_text(net / "ipv4/tcp_congestion_control"),
+        disk_free=free,
+        disk_fault=fault,
+        memory_free=min(_memory(root), default=None),
+        duplicates=_duplicates(),
+        ptrace_scope=_number(root / "proc/sys/kernel/yama/ptrace_scope"),
+        landlock=_landlock(),
+    )
+
+
+def node_of(state: Path, locks: Path = Path("/proc/locks")) -> int | None:
+    """The process that holds the lock of this state directory."""
+    try:
+        wanted = (state / "lock").stat().st_ino
+        lines = locks.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        words = line.split()
+        if len(words) > 5 and words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(wanted):
+            return int(words[4])
+    return None
+
+
+def _text(file: Path) -> str | None:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return None
+
+
+def _number(file: Path) -> int | None:
+    text = _text(file)
+    return int(text) if text and text.isdigit() else None
+
+
+def _numbers(file: Path) -> tuple[int, ...] | None:
+    text = _text(file)
+    return tuple(map(int, text.split())) if text else None
+
+
+def _pair(count: int | None, most: int | None) -> tuple[int, int] | None:
+    return None if count is None or not most else (count, most)
+
+
+def _open_files(root: Path, pid: int | None) -> int | None:
+    """The node's own limit; without one what a process of this shell may raise itself to, as the node does."""
+    limits = _text(root / f"proc/{pid}/limits") if pid else None
+    for line in (limits or "").splitlines():
+        if line.startswith("Max open files"):
+            soft = line.split()[3]
+            return int(soft) if soft.isdigit() else None
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return None if hard == resource.RLIM_INFINITY else hard
+
+
+def _memory(root: Path) -> Iterator[int]:
+    for line in (_text(root / "proc/meminfo") or "").splitlines():
+        if line.startswith("MemAvailable:"):
+            yield int(line.split()[1]) * 1024
+    limit, used = (_number(root / f"sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
+    if limit is not None and used is not None:
+        yield limit - used
+
+
+def _disk(state: Path) -> tuple[int | None, str]:
+    """Bytes that are free, and why it cannot be written."""
+    try:
+        found = os.statvfs(state)
+    except OSError as error:
+        return None, f"{state}: {error.strerror}"
+    if found.f_flag & os.ST_RDONLY:
+        return None, f"{state} is mounted read-only"
+    free = found.f_bavail * found.f_frsize
+    return free, "" if found.f_favail or not found.f_files else f"{state} has no room for one file more (inodes)"
+
+
+def _synchronised() -> bool | None:
+    """As the kernel has it from whatever keeps its time."""
+    if Path("/run/systemd/timesync/synchronized").exists():
+        return True
+    answer = _call(lambda libc: int(libc.adjtimex(ctypes.create_string_buffer(512))))
+    return None if answer is None or answer < 0 else answer != _TIME_ERROR
+
+
+def _duplicates() -> str:
+    """Why a duplicate of a descriptor cannot be had of another process; nothing where it can. Asked of this one."""
+    with suppress(OSError):
+        pidfd = os.pidfd_open(os.getpid())
+        try:
+            libc = ctypes.CDLL(None, use_errno=True)
+            copy = libc.syscall(_PIDFD_GETFD, pidfd, 0, 0)
+            if copy >= 0:
+                os.close(copy)
+            refused = copy < 0 and ctypes.get_errno() in (errno.EPERM, errno.ENOSYS)
+            return "pidfd_getfd is refused here" if refused else ""
+        finally:
+            os.close(pidfd)
+    return "pidfd_open is refused here"
+
+
+def _landlock() -> int | None:
+    """The version; 0 where there is none, or where it is filtered."""
+    answer = _call(lambda libc: int(libc.syscall(_LANDLOCK, None, 0, _VERSION_FLAG)))
+    return None if answer is None else max(answer, 0)
+
+
+def _call(ask: Callable[[ctypes.CDLL], T]) -> T | None:
+    try:
+        return ask(ctypes.CDLL(None, use_errno=True))
+    except (OSError, AttributeError):
+        return None

@@ -1,0 +1,91 @@
+"""Checks of the machine. Pure: each takes what was found there, None where it cannot be known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from node.doctor.findings import Check, Finding, by, ok, warn
+
+MEBIBYTE = 1024**2
+# What the node wants of the machine.
+OPEN_FILES = 65_536
+BACKLOG = 4096
+BUFFER = 4 * MEBIBYTE
+FREE, SCARCE = 100 * MEBIBYTE, 10 * MEBIBYTE
+MEMORY, SHORT = 128 * MEBIBYTE, 48 * MEBIBYTE
+# Of a table of connections, what may be taken before it is time.
+FULL = 0.8
+_GOOD = ("bbr", "bbr2", "bbr3", "cubic")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the kernel says. Bytes, and numbers; None where it does not say."""
+
+    synchronised: bool | None = None
+    open_files: int | None = None
+    conntrack: tuple[int, int] | None = None
+    somaxconn: int | None = None
+    tcp_rmem: Sequence[int] | None = None
+    tcp_wmem: Sequence[int] | None = None
+    congestion: str | None = None
+    disk_free: int | None = None
+    disk_fault: str = ""
+    memory_free: int | None = None
+    duplicates: str | None = None
+    ptrace_scope: int | None = None
+    landlock: int | None = None
+
+
+def check(machine: Machine) -> Iterator[Finding]:
+    """All of them, those that cannot be known left out."""
+    if machine.synchronised is not None:
+        found = "in time" if machine.synchronised else "nothing keeps the clock in time"
+        yield by(Check.CLOCK, found, failing=False, warning=not machine.synchronised)
+    yield from _limits(machine)
+    yield from _network(machine)
+    yield from _room(machine)
+    yield from _features(machine)
+
+
+def _limits(machine: Machine) -> Iterator[Finding]:
+    if (files := machine.open_files) is not None:
+        yield by(Check.FILES, f"{files:,} files", failing=files < 1024, warning=files < OPEN_FILES)
+    if machine.conntrack is not None:
+        count, most = machine.conntrack
+        found = f"{count:,} of {most:,} entries are taken"
+        yield by(Check.CONNTRACK, found, failing=count >= most, warning=count >= FULL * most)
+
+
+def _network(machine: Machine) -> Iterator[Finding]:
+    if (backlog := machine.somaxconn) is not None:
+        yield by(Check.BACKLOG, str(backlog), failing=False, warning=backlog < BACKLOG)
+    if machine.tcp_rmem and machine.tcp_wmem:
+        received, sent = machine.tcp_rmem[-1], machine.tcp_wmem[-1]
+        found = f"up to {received:,} bytes received, {sent:,} sent"
+        yield by(Check.BUFFERS, found, failing=False, warning=min(received, sent) < BUFFER)
+    if (name := machine.congestion) is not None:
+        yield by(Check.CONGESTION, name, failing=False, warning=name not in _GOOD)
+
+
+def _room(machine: Machine) -> Iterator[Finding]:
+    if machine.disk_fault:
+        yield by(Check.DISK, machine.disk_fault, failing=True, warning=True)
+    elif (free := machine.disk_free) is not None:
+        yield by(Check.DISK, f"{free // MEBIBYTE:,} MiB are free", failing=free < SCARCE, warning=free < FREE)
+    if (free := machine.memory_free) is not None:
+        yield by(Check.MEMORY, f"{free // MEBIBYTE:,} MiB are free", failing=free < SHORT, warning=free < MEMORY)
+
+
+def _features(machine: Machine) -> Iterator[Finding]:
+    scope = machine.ptrace_scope or 0
+    if scope > 1:
+        yield warn(Check.SOCKETS, f"kernel.yama.ptrace_scope is {scope}: a change restarts the core")
+    elif machine.duplicates:
+        yield warn(Check.SOCKETS, f"{machine.duplicates}: a change restarts the core")
+    elif machine.duplicates is not None:
+        yield ok(Check.SOCKETS, "allowed")
+    if (version := machine.landlock) is not None:
+        found = f"Landlock's version is {version}" if version else "there is no Landlock"
+        yield by(Check.LANDLOCK, found, failing=False, warning=not version)

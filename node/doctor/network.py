@@ -1,0 +1,116 @@
+"""What listens on this machine and what is reached from it, and what its firewall says; each look has its time."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+from node.doctor.config import Inbound
+
+# Seconds for a connection on this machine, and to another one; destinations that are tried.
+HERE, THERE = 1.0, 3.0
+DESTINATIONS = 8
+_LISTENS, _BOUND = "0A", "07"
+_UFW = re.compile(r"^### tuple ### (?:allow|limit) (\S+) (\S+) ", re.MULTILINE)
+_FIREWALLD = re.compile(r'<port\s[^>]*port="([\d-]+)"')
+
+
+def bound(kind: str, proc: Path = Path("/proc/net")) -> dict[int, set[int]]:
+    """Ports of "tcp" that listen, or of "udp", and the sockets' numbers."""
+    found: dict[int, set[int]] = {}
+    for name in (kind, f"{kind}6"):
+        try:
+            lines = (proc / name).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for words in map(str.split, lines):
+            if words[3] == (_LISTENS if kind == "tcp" else _BOUND):
+                found.setdefault(int(words[1].rpartition(":")[2], 16), set()).add(int(words[9]))
+    return found
+
+
+def sockets_of(pid: int | None, proc: Path = Path("/proc")) -> set[int]:
+    """The numbers of a process's sockets; none where that may not be asked."""
+    found: set[int] = set()
+    try:
+        files = list((proc / f"{pid}/fd").iterdir()) if pid else []
+        for file in files:
+            target = str(file.readlink())
+            if target.startswith("socket:["):
+                found.add(int(target[8:-1]))
+    except OSError:
+        return found
+    return found
+
+
+def ports(wanted: Iterable[int], pid: int | None) -> dict[int, str]:
+    """Of each of the node's ports who has it."""
+    listening, own = bound("tcp"), sockets_of(pid)
+    return {port: _owner(listening.get(port), own, pid) for port in wanted}
+
+
+def _owner(sockets: set[int] | None, own: set[int], pid: int | None) -> str:
+    if not sockets:
+        return "free" if pid is None else "the node does not listen there"
+    return "ours" if sockets & own or (pid is not None and not own) else "another program has it"
+
+
+def reach(host: str, port: int, seconds: float) -> str:
+    """Why there is no TCP connection; nothing if there is."""
+    try:
+        socket.create_connection((host, port), seconds).close()
+    except TimeoutError:
+        return f"no answer within {seconds:g} s"
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def inbounds(found: Iterable[Inbound]) -> dict[str, str]:
+    """Of each inbound why nobody is answered there; of one by UDP only whether something has the port."""
+    tcp, udp = bound("tcp"), bound("udp")
+    return {inbound.tag: _deaf(inbound, tcp, udp) for inbound in found}
+
+
+def _deaf(inbound: Inbound, tcp: Mapping[int, object], udp: Mapping[int, object]) -> str:
+    for port in inbound.ports:
+        if port not in tcp and port not in udp:
+            return f"nobody listens on port {port}"
+        host = inbound.host if inbound.host not in ("", "0.0.0.0", "::") else "127.0.0.1"  # noqa: S104
+        if port in tcp and not inbound.udp and (fault := reach(host, port, HERE)):
+            return f"port {port} is deaf: {fault}"
+    return ""
+
+
+def destinations(found: Iterable[tuple[str, int]]) -> dict[str, str]:
+    """Of the first destinations why they are not reached."""
+    return {f"{host}:{port}": reach(host, port, THERE) for host, port in list(found)[:DESTINATIONS]}
+
+
+def closed(wanted: Collection[int], etc: Path = Path("/etc")) -> tuple[str, set[int]] | None:
+    """The firewall that is on, and which of these it keeps out; None where there is none, or it cannot be read."""
+    try:
+        if "ENABLED=yes" in (etc / "ufw/ufw.conf").read_text():
+            rules = "\n".join((etc / f"ufw/{name}.rules").read_text() for name in ("user", "user6"))
+            return "ufw", shut(wanted, [ports for _, ports in _UFW.findall(rules)])
+    except OSError:
+        pass
+    try:
+        zones = "\n".join(file.read_text() for file in (etc / "firewalld/zones").glob("*.xml"))
+    except OSError:
+        return None
+    return ("firewalld", shut(wanted, _FIREWALLD.findall(zones))) if zones else None
+
+
+def shut(wanted: Collection[int], allowed: Iterable[str]) -> set[int]:
+    """Those that are in none of these numbers and ranges; "any" is all of them."""
+    left = set(wanted)
+    for part in (part for said in allowed for part in said.split(",")):
+        first, _, last = part.replace(":", "-").partition("-")
+        if part == "any":
+            return set()
+        if first.isdigit():
+            left -= set(range(int(first), int(last or first) + 1))
+    return left

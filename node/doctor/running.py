@@ -1,0 +1,84 @@
+"""Checks of what runs here, and of what a node says of itself. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from node.doctor.findings import Check, Finding, by, fail, ok, warn
+from protos.service_pb2 import BaseInfoResponse, Event
+
+DAY = 86_400.0
+# Days after which geo files count as old.
+OLD = 90
+
+
+@dataclass(frozen=True)
+class Core:
+    """A core of this machine: where, which release, and the pinned one; or why it cannot be used."""
+
+    name: str
+    path: str = ""
+    release: str = ""
+    pinned: str = ""
+    fault: str = ""
+
+
+def ports(states: Mapping[int, str]) -> Iterator[Finding]:
+    """Of the node's ports: "ours", "free", or who has it."""
+    for port, state in states.items():
+        found = f"{port}: {state}"
+        yield by(Check.PORTS, found, failing=state not in ("ours", "free"), warning=state == "free")
+
+
+def closed(name: str, ports: Collection[int]) -> Finding:
+    """Ports that a firewall of this name keeps out."""
+    listed = ", ".join(map(str, sorted(ports)))
+    return warn(Check.FIREWALL, f"{name} keeps out {listed}") if ports else ok(Check.FIREWALL, f"{name} lets all in")
+
+
+def inbounds(states: Mapping[str, str]) -> Iterator[Finding]:
+    """Of each inbound by its tag: why nobody is answered there, nothing where all is well."""
+    for tag, fault in states.items():
+        yield fail(Check.INBOUNDS, f"{tag}: {fault}") if fault else ok(Check.INBOUNDS, tag)
+
+
+def destinations(states: Mapping[str, str]) -> Iterator[Finding]:
+    """Of each destination of REALITY: why it is not reached."""
+    for name, fault in states.items():
+        yield fail(Check.REALITY, f"{name}: {fault}") if fault else ok(Check.REALITY, name)
+
+
+def cores(found: Sequence[Core]) -> Iterator[Finding]:
+    """One core does; which one is wanted a controller says."""
+    lacking = not any(core.path for core in found)
+    for core in found:
+        if core.fault:
+            yield fail(Check.CORE, f"{core.name}: {core.fault}")
+        elif not core.path:
+            if lacking:
+                yield fail(Check.CORE, f"{core.name} is not installed")
+        elif core.release != core.pinned:
+            yield warn(Check.CORE, f"{core.name} is {core.release}, the pinned release is {core.pinned}")
+        else:
+            yield ok(Check.CORE, f"{core.name} {core.release}")
+
+
+def geo_files(ages: Mapping[str, float | None]) -> Iterator[Finding]:
+    """Of each file its age in days, None where it is not there."""
+    for name, age in ages.items():
+        found = f"there is no {name}" if age is None else f"{name} is {age:.0f} days old"
+        yield by(Check.GEO, found, failing=False, warning=age is None or age > OLD)
+
+
+def node(info: BaseInfoResponse, events: Sequence[Event], now: float) -> Iterator[Finding]:
+    """What a node says of itself, and what has happened to it."""
+    said = f"{info.state}{f': {info.reason}' if info.reason else ''}"
+    yield by(Check.STATE, said, failing=info.state == "failed", warning=info.state == "restarting")
+    for warning in info.warnings:
+        yield warn(Check.WARNINGS, warning)
+    if not info.warnings:
+        yield ok(Check.WARNINGS, "none")
+    crashes = [event for event in events if event.kind == "core.exited" and now - event.time < DAY]
+    words = f"{len(crashes)} within a day" + (f", the last: {crashes[-1].text}" if crashes else "")
+    yield by(Check.CRASHES, words, failing=False, warning=bool(crashes))

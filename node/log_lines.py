@@ -1,0 +1,85 @@
+"""The node's log as lines of JSON, for whoever gathers logs: one line an event, whatever is in it."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from twisted.logger import ILogObserver, LogEvent, formatEvent
+from twisted.python.components import Componentized
+from twisted.python.logfile import LogFile
+from zope.interface import implementer
+
+Soon = Callable[[Callable[[], object]], object]
+
+# What the fields of an event are not: the parts of its frame, and those of Twisted's older events.
+_FRAME = ("log_", "message", "time", "system", "format", "isError", "why", "failure", "printed")
+# Characters of a text or a traceback.
+MAX_TEXT = 64 * 1024
+
+
+@implementer(ILogObserver)
+class JsonLines:
+    """Writes each event to a file as one line."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def __call__(self, event: LogEvent) -> None:
+        self._file.write(json_line(event) + "\n")
+        self._file.flush()
+
+
+def install(application: object, options: Mapping[str, Any], soon: Soon) -> None:
+    """Have twistd write JSON to where its own `options` say, for this application.
+
+    `soon` calls a function from a signal handler. Raises `ValueError` for syslog, and for a daemon without a file.
+    """
+    if options.get("syslog"):
+        raise ValueError("LOG_FORMAT: json does not go to syslog; leave out --syslog, or let it be text")
+    if isinstance(application, Componentized):
+        application.setComponent(ILogObserver, JsonLines(_file(options, soon)))
+
+
+def _file(options: Mapping[str, Any], soon: Soon) -> Any:
+    """Where twistd would write: `--logfile`, which it turns over, standard output, or its own file."""
+    name, stays = options.get("logfile") or "", options.get("nodaemon")
+    if stays and name in ("", "-"):
+        return sys.stdout
+    if name == "-":
+        raise ValueError("a daemon cannot log to standard output; give --nodaemon, or a file")
+    file = LogFile.fromFullPath(name or "twistd.log")
+    signal.signal(signal.SIGUSR1, lambda *_: soon(file.rotate))
+    return file
+
+
+def json_line(event: LogEvent) -> str:
+    """The event: when, how severe, of which part, the sentence, its form, its fields, and what was raised."""
+    level, failure = event.get("log_level"), event.get("log_failure") or event.get("failure")
+    told: dict[str, object] = {
+        "time": datetime.fromtimestamp(float(event.get("log_time", 0.0)), UTC).isoformat(timespec="microseconds"),
+        "level": level.name if level is not None else "error" if event.get("isError") else "info",
+        "logger": str(event.get("log_namespace") or event.get("log_system") or "-"),
+    }
+    text = formatEvent(event)[:MAX_TEXT]
+    told |= {"event": event.get("log_format") or text, "text": text}
+    fields = {str(name): _plain(value) for name, value in event.items() if not str(name).startswith(_FRAME)}
+    told |= {"fields": fields} if fields else {}
+    if failure is not None:
+        told["traceback"] = failure.getTraceback()[-MAX_TEXT:]
+    return json.dumps(told)
+
+
+def _plain(value: object) -> object:
+    """A field as JSON has it: numbers and words stay."""
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    try:
+        return str(value)[:MAX_TEXT]
+    except Exception as error:  # noqa: BLE001 - an object that cannot be said must not cost the line
+        return f"unprintable: {type(error).__name__}"

@@ -1,0 +1,192 @@
+"""Reads what is told from the parts of the node, on the reactor."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from twisted.internet.defer import TimeoutError, ensureDeferred
+from twisted.internet.interfaces import IReactorTime
+
+from node import __version__
+from node.backend.generations import Generations
+from node.backend.runner import Runner
+from node.backend.state import State
+from node.contract.counters import DIRECTIONS, Row, Scope
+from node.contract.driver import Generation, HasProcess
+from node.errors import NodeError
+from node.machine.usage import Usage, most_files, open_files, usage
+from node.metrics.families import Sample, Samples
+from node.metrics.lag import Lag
+from node.metrics.readiness import Readiness
+from node.state.store import Store
+from node.traffic.polling import Traffic
+from protos.service_pb2 import BackendStatsResponse
+
+# Seconds that a core, and the disk, may take; then what was known last is told.
+PATIENCE = 2.0
+
+Figure = tuple[str, Sequence[str], float]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The parts that are read. `crowd` gives the connections, each by its door and whether it is known."""
+
+    runner: Runner
+    generations: Generations
+    traffic: Traffic
+    store: Store
+    readiness: Readiness
+    lag: Lag
+    state_dir: Path
+    places: int
+    crowd: Callable[[], Iterable[tuple[str, bool]]]
+    warnings: Callable[[], Sequence[str]]
+    expires: Callable[[], float]
+
+
+class Figures:
+    """`prefix`, if there is one, is that of the names that exporters of cores have."""
+
+    def __init__(self, reactor: IReactorTime, sources: Sources, prefix: str = "") -> None:
+        self._reactor = reactor
+        self._sources = sources
+        self.prefix = f"{prefix}_" if prefix else ""
+        self._readings = 0
+        # What the core said of itself last.
+        self._said = BackendStatsResponse()
+
+    async def read(self) -> Samples:
+        """What is so now. Never waits for longer than PATIENCE for the disk and the counters, and for the core."""
+        began, sources = self._reactor.seconds(), self._sources
+        await sources.traffic.settled(PATIENCE)
+        found = [*_node(sources), *_core(sources), *_users(sources), *_traffic(sources), *_state(sources)]
+        if self.prefix:
+            up = await self._ask()
+            self._readings += 1
+            figures = _aliases(sources, self._said, up, self._readings, self._reactor.seconds() - began)
+            found += [(self.prefix + name, labels, value) for name, labels, value in figures]
+        samples: defaultdict[str, list[Sample]] = defaultdict(list)
+        for name, labels, value in found:
+            samples[name].append((labels, value))
+        return samples
+
+    async def _ask(self) -> bool:
+        """Whether the core answers, which says what it takes."""
+        run = self._sources.generations.current
+        if run is None:
+            return False
+        try:
+            self._said = await ensureDeferred(run.backend_stats()).addTimeout(PATIENCE, self._reactor)
+        except (NodeError, TimeoutError):
+            return False
+        return True
+
+
+def _node(sources: Sources) -> Iterator[Figure]:
+    yield "txnode_info", (__version__,), 1
+    own = usage() or Usage(0, 0.0, 0.0)
+    yield "txnode_uptime_seconds", (), own.age
+    yield "txnode_resident_memory_bytes", (), own.resident
+    yield "txnode_cpu_seconds_total", (), own.cpu
+    yield "txnode_open_fds", (), open_files()
+    yield "txnode_max_fds", (), most_files()
+    yield "txnode_reactor_lag_seconds", (), sources.lag.worst
+    yield "txnode_warnings", (), len(sources.warnings())
+    yield "txnode_ready", (), sources.readiness.ready
+    for check in sources.readiness.checks:
+        yield "txnode_check_ok", (check,), check not in sources.readiness.faults
+    crowd = Counter(sources.crowd())
+    for door in ("rest", "grpc"):
+        for known in (True, False):
+            yield "txnode_connections", (door, "yes" if known else "no"), crowd[door, known]
+    yield "txnode_max_connections", (), sources.places
+
+
+def _core(sources: Sources) -> Iterator[Figure]:
+    runner, runs = sources.runner, sources.generations
+    if (accepted := runner.accepted) is not None:
+        yield "txnode_core_info", (accepted.driver.name, accepted.version), 1
+    yield "txnode_core_running", (), runner.status.running and runs.current is not None
+    for state in State:
+        yield "txnode_core_state", (state.value,), runner.status.state is state
+    for place, some in (
+        ("current", filter(None, [runs.current])),
+        ("draining", runs.draining),
+        ("ending", runs.ending),
+    ):
+        yield "txnode_generations", (place,), len([*some])
+    current = _usage(runs.current)
+    yield "txnode_core_uptime_seconds", (), current.age
+    yield "txnode_core_cpu_seconds_total", (), current.cpu
+    yield "txnode_core_resident_memory_bytes", ("current",), current.resident
+    draining = sum(_usage(run).resident for run in runs.draining)
+    yield "txnode_core_resident_memory_bytes", ("draining",), draining
+    happened = runner.happened
+    for reason, times in happened.losses.items():
+        yield "txnode_core_restarts_total", (reason,), times
+    yield "txnode_draining_connections", (), happened.draining
+    yield "txnode_dropped_connections_total", (), happened.dropped
+    yield "txnode_cut_connections_total", (), happened.cut
+
+
+def _usage(run: Generation | None) -> Usage:
+    """What its process takes; nothing where there is none."""
+    pid = run.pid if isinstance(run, HasProcess) else None
+    return (usage(pid) if pid is not None else None) or Usage(0, 0.0, 0.0)
+
+
+def _users(sources: Sources) -> Iterator[Figure]:
+    desired, current = sources.runner.desired, sources.generations.current
+    confirmed = current.accounts if current is not None else {}
+    yield "txnode_users_wanted", (), len(desired.roster.users)
+    yield "txnode_users_confirmed", (), len(set[str]().union(*confirmed.values()))
+    yield "txnode_users_refused_total", (), desired.refusals
+    for tag, accounts in desired.target.items():
+        yield "txnode_inbound_users", (tag, "wanted"), len(accounts)
+        yield "txnode_inbound_users", (tag, "confirmed"), len(confirmed.get(tag, ()))
+
+
+def _traffic(sources: Sources) -> Iterator[Figure]:
+    for scope in Scope:
+        for row in sources.traffic.totals(scope):
+            for direction, value in zip(DIRECTIONS, row.both, strict=True):
+                yield f"txnode_{scope.value}_bytes_total", (row.name, direction), value
+    yield "txnode_counters_age_seconds", (), sources.traffic.age
+    for scope, rows in sources.traffic.pending.items():
+        yield "txnode_ledger_rows", (scope.value,), rows
+
+
+def _state(sources: Sources) -> Iterator[Figure]:
+    yield "txnode_state_writable", (), not sources.store.fault
+    with suppress(OSError):  # the disk is gone, which the line before tells
+        yield "txnode_state_file_bytes", (), sources.store.size
+        yield "txnode_disk_free_bytes", (), shutil.disk_usage(sources.state_dir).free
+    yield "txnode_certificate_expiry_timestamp_seconds", (), sources.expires()
+
+
+def _aliases(sources: Sources, said: BackendStatsResponse, up: bool, readings: int, seconds: float) -> Iterator[Figure]:
+    yield "up", (), up
+    yield "scrape_duration_seconds", (), seconds
+    yield "scrapes_total", (), readings
+    yield "uptime_seconds", (), said.uptime
+    yield "goroutines", (), said.num_goroutine
+    yield "memstats_alloc_bytes", (), said.alloc
+    yield "memstats_alloc_bytes_total", (), said.total_alloc
+    yield "memstats_sys_bytes", (), said.sys
+    yield "memstats_mallocs_total", (), said.mallocs
+    yield "memstats_frees_total", (), said.frees
+    yield "memstats_num_gc", (), said.num_gc
+    yield "memstats_pause_total_ns", (), said.pause_total_ns
+    for row in (row for scope in Scope for row in sources.traffic.totals(scope)):
+        yield "traffic_uplink_bytes_total", _target(row), row.uplink
+        yield "traffic_downlink_bytes_total", _target(row), row.downlink
+
+
+def _target(row: Row) -> Sequence[str]:
+    return row.scope.value, row.name

@@ -1,0 +1,95 @@
+"""Whether the node can do its work: looked at every second, so that asking is cheap and all are told the same."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from twisted.application.service import Service
+from twisted.internet.interfaces import IReactorTime
+
+from node.backend.generations import Generations
+from node.backend.state import State, Status
+from node.contract.driver import Accepts
+from node.errors import NodeError
+from node.logs import Logger
+from node.periodic import Periodic
+from node.state.store import Store
+
+# Seconds between two looks.
+INTERVAL = 1.0
+# Says what is wrong; nothing if nothing is.
+Check = Callable[[], Awaitable[str]]
+_NOT_YET = "it was not looked at yet"
+
+
+class Readiness(Service):
+    """`checks` by name. `changed` is called with each other verdict."""
+
+    log = Logger()
+
+    def __init__(self, reactor: IReactorTime, checks: Mapping[str, Check]) -> None:
+        self.checks = checks
+        # What is wrong, by check.
+        self.faults: Mapping[str, str] = dict.fromkeys(checks, _NOT_YET)
+        self.changed: Callable[[bool], None] = lambda _: None
+        self._looking = Periodic("looking whether the node is ready", self.look, INTERVAL, reactor)
+
+    @property
+    def ready(self) -> bool:
+        return not self.faults
+
+    @property
+    def warnings(self) -> list[str]:
+        """Whether the verdict is not of now."""
+        return self._looking.warnings
+
+    def startService(self) -> None:
+        super().startService()
+        self._looking.start()
+
+    def stopService(self) -> None:
+        super().stopService()
+        self._looking.stop()
+
+    async def look(self) -> None:
+        """Make each check."""
+        found = {name: fault for name, check in self.checks.items() if (fault := await self._fault(name, check))}
+        before, self.faults = self.ready, found
+        if self.ready != before:
+            self.changed(self.ready)
+
+    async def _fault(self, name: str, check: Check) -> str:
+        try:
+            return await check()
+        except NodeError as error:
+            return error.text
+        except Exception as error:  # noqa: BLE001 - logged; what cannot be looked at is not known to be well
+            if name not in self.faults:
+                self.log.failure("the check of {name} failed", name=name)
+            return f"internal error: {type(error).__name__}; the node's log has more"
+
+
+def checks(store: Store, status: Status, generations: Generations) -> Mapping[str, Check]:
+    """The state on disk, the core and its inbounds; where no backend is wanted the last two are well."""
+
+    async def state() -> str:
+        return store.fault
+
+    async def core() -> str:
+        if status.stopped or _serves(status, generations):
+            return ""
+        return f"the core is {status.state}" + (f": {status.reason}" if status.reason else "")
+
+    async def inbounds() -> str:
+        run = generations.current
+        if status.stopped or not isinstance(run, Accepts):
+            return ""
+        return "; ".join(await run.deaf())
+
+    return {"state": state, "core": core, "inbounds": inbounds}
+
+
+def _serves(status: Status, generations: Generations) -> bool:
+    """The core of before serves while the one of a Start comes up."""
+    run = generations.current
+    return run is not None and run.alive and status.state in (State.RUNNING, State.STARTING)

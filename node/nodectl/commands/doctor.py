@@ -1,0 +1,67 @@
+"""`nodectl doctor`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+import click
+
+from node.doctor import kernel, running
+from node.doctor.findings import Check, Finding, Level, fail
+from node.doctor.local import examine
+from node.errors import NodeError
+from node.nodectl.exits import Exit
+from node.nodectl.options import options
+from node.nodectl.output import Row
+from node.nodectl.patient import place
+from node.nodectl.profiles import LOCAL
+from node.nodectl.running import Asked, Outcome
+from node.nodectl.session import Session
+
+COLUMNS = ("check", "level", "found", "remedy")
+
+
+@click.command
+@options
+@click.pass_obj
+def command(session: Session) -> None:
+    """What commonly goes wrong, and what to do about it: on this machine, or of the nodes that are named."""
+    outcomes = _elsewhere(session) if session.named or session.all else [_here(session)]
+    documents = [Outcome(one.node, [each.document for each in one.answer or ()], one.error) for one in outcomes]
+    session.report(documents, COLUMNS, rows, _code(finding for one in outcomes for finding in one.answer or ()))
+
+
+def rows(findings: Sequence[dict[str, str]]) -> Iterator[Row]:
+    for finding in findings:
+        yield finding["name"], finding["level"], finding["found"], finding["remedy"]
+
+
+def _code(findings: Iterable[Finding]) -> Exit:
+    return Exit.FAILED if any(finding.level is Level.FAIL for finding in findings) else Exit.OK
+
+
+def _elsewhere(session: Session) -> list[Outcome[list[Finding]]]:
+    return session.ask(_asked)
+
+
+def _here(session: Session) -> Outcome[list[Finding]]:
+    """This machine, and the node on it if it runs and can be asked."""
+    here = place(session.here)
+    findings = examine(here)
+    if here.settings is not None and kernel.node_of(here.state) is not None:
+        for outcome in session.ask(_asked):
+            findings += outcome.answer or _silent(outcome.error)
+    return Outcome(LOCAL, findings)
+
+
+def _silent(error: NodeError | None) -> list[Finding]:
+    return [fail(Check.NODE, f"it does not answer: {error.text}")] if error else []
+
+
+async def _asked(node: Asked) -> list[Finding]:
+    """What a node says of itself. Raises `NodeError`."""
+    info = await node.client.info()
+    async with node.client.events(kinds=["core.exited"], follow=False) as stream:
+        events = [event async for event in stream]
+    return list(running.node(info, events, time.time()))

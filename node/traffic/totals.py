@@ -1,0 +1,71 @@
+"""Bytes by name since the state file began, pure: sums that no controller takes away, so that they never go back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+from node.contract.counters import Both, Row, Scope, _key
+
+# Names of one kind that are told apart; the bytes of further ones are booked together, as OTHERS.
+MOST = {Scope.INBOUND: 1000, Scope.OUTBOUND: 1000, Scope.USER: 250_000}
+OTHERS = "(others)"
+LASTING = frozenset({Scope.INBOUND, Scope.OUTBOUND})
+
+# Scope, name, whether down or up, bytes.
+Added = tuple[Scope, str, bool, int]
+
+
+class Totals:
+    """The sums of these scopes; of the others nothing is kept."""
+
+    def __init__(self, scopes: Collection[Scope] = LASTING, most: dict[Scope, int] | None = None) -> None:
+        self._rows: dict[Scope, dict[str, Row]] = {scope: {} for scope in scopes}
+        self._most = most or MOST
+        # What differs from what `changes` told last.
+        self._dirty: set[tuple[Scope, str]] = set()
+
+    def book(self, found: Iterable[Added]) -> None:
+        """Add what was counted."""
+        for scope, name, down, added in found:
+            if scope in self._rows:
+                self._add(scope, name, (0, added) if down else (added, 0))
+
+    def restore(self, rows: Iterable[Row]) -> None:
+        """Add the sums of an earlier node. What is counted already stays on top of them."""
+        for row in rows:
+            if row.scope in self._rows:
+                self._add(row.scope, row.name, row.both)
+
+    def all(self, scope: Scope) -> list[Row]:
+        """The sums of a scope, as they are now."""
+        return [*self._rows.get(scope, {}).values()]
+
+    def changes(self) -> list[Row]:
+        """The sums that are not as they were when they were told last. Zero: there is none."""
+        dirty, self._dirty = self._dirty, set()
+        return [self._rows[scope].get(key, Row(scope, key, 0, 0)) for scope, key in dirty]
+
+    def everything(self) -> list[Row]:
+        """All sums."""
+        self._dirty = set()
+        return [row for rows in self._rows.values() for row in rows.values()]
+
+    def make_room(self, scope: Scope, stays: Callable[[str], bool]) -> None:
+        """If there is no room for more names, forget those that do not stay."""
+        rows = self._rows.get(scope, {})
+        if len(rows) >= self._most[scope]:
+            for key in [key for key in rows if key != OTHERS and not stays(key)]:
+                del rows[key]
+                self._dirty.add((scope, key))
+
+    def _add(self, scope: Scope, name: str, more: Both) -> None:
+        rows, key = self._rows[scope], _key(scope, name)
+        if key not in rows and len(rows) >= self._most[scope]:
+            name = key = OTHERS
+        before = rows.get(key)
+        if before is None:
+            rows[key] = Row(scope, name, *more)
+        elif any(more):
+            rows[key] = Row(scope, name, before.uplink + more[0], before.downlink + more[1])
+        if any(more):
+            self._dirty.add((scope, key))

@@ -1,0 +1,179 @@
+"""What the tests of the machine share: a Debian, wheels of this clone, a server on which `scripts/install` ran.
+
+TXNODE_TEST_DEBIAN names a directory in which the Debian stays for the next run; else it is made anew, in a minute.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from scripts.staging.core import find_xray
+from scripts.staging.sing_box import find_sing_box
+from tests.harness.guest import Guest, Layers
+
+CLONE = Path(__file__).parents[2]
+_HERE = Path(__file__).parent
+_PACKAGES = "python3,python3-venv,ca-certificates,systemd,systemd-sysv,dbus,openrc"
+_LOCK = "deploy/requirements.txt"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(_HERE):
+            item.add_marker(pytest.mark.machine)
+            item.add_marker(pytest.mark.core)
+
+
+@pytest.fixture(scope="session")
+def debian() -> Iterator[Path]:
+    """The tree of a Debian 12 with Python and a systemd."""
+    kept = os.environ.get("TXNODE_TEST_DEBIAN")
+    # Not below /tmp, which may be memory.
+    root = Path(kept or f"/var/tmp/txnode-debian-{os.getpid()}")
+    if not root.is_dir():
+        command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={_PACKAGES}", "bookworm", str(root)]
+        subprocess.run(command, check=True)
+    yield root
+    if not kept:
+        shutil.rmtree(root)
+
+
+@pytest.fixture(scope="session")
+def scratch() -> Iterator[Path]:
+    """A directory of the tests' own on a file system that layers can lie on."""
+    directory = Path(f"/var/tmp/txnode-machine-{os.getpid()}")
+    directory.mkdir()
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="session")
+def clone(scratch: Path) -> Path:
+    """A copy of what git knows of this clone."""
+    copy = scratch / "clone"
+    copy.mkdir()
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=CLONE, capture_output=True, check=True).stdout
+    subprocess.run(["cp", "--parents", "-t", copy, *listed.decode().split("\0")[:-1]], cwd=CLONE, check=True)
+    return copy
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A wheel of this project, and its version."""
+
+    file: Path
+    version: str
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.file.read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="session")
+def wheel(clone: Path, scratch: Path) -> Callable[..., Wheel]:
+    """Makes one of this clone with another version, and with a line added to `node/tap.py`."""
+
+    def make(version: str, line: str = "") -> Wheel:
+        directory = scratch / f"wheel-{version}"
+        shutil.copytree(clone, directory)
+        hall = directory / "node" / "__init__.py"
+        hall.write_text(re.sub(r'__version__ = ".*"', f'__version__ = "{version}"', hall.read_text()))
+        with (directory / "node" / "tap.py").open("a") as tap:
+            tap.write(f"{line}\n")
+        _pip("wheel", "--no-deps", "--wheel-dir", str(scratch / "made"), str(directory))
+        return Wheel(next((scratch / "made").glob(f"txnode-{version}-*.whl")), version)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def wheelhouse(scratch: Path) -> Path:
+    """Everything of the lock, for the Python of Debian 12: a guest reaches no index."""
+    house = scratch / "wheels"
+    python = ("--python-version=3.11", "--only-binary=:all:")
+    _pip("download", "--require-hashes", "-r", str(CLONE / _LOCK), *python, "-d", str(house))
+    return house
+
+
+def _pip(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "pip", "--quiet", *arguments], check=True, cwd="/")
+
+
+@dataclass(frozen=True)
+class Server:
+    """A guest with this clone in /srv/clone, and what visits it."""
+
+    guest: Guest
+    visitor: Path
+
+    def install(self, *arguments: str, check: bool = True) -> str:
+        """What `scripts/install` says, where pip has the wheelhouse alone."""
+        pip = ("PIP_NO_INDEX=1", "PIP_FIND_LINKS=/srv/wheels")
+        return self.guest.run("env", *pip, "/srv/clone/scripts/install", *arguments, check=check)
+
+    def visit(self, what: str) -> dict[str, object]:
+        """See `tests.machine.visit`."""
+        state, settings = (self.guest.root / path for path in ("var/lib/private/txnode", "etc/txnode/node.env"))
+        [key] = re.findall(r"^API_KEY=(.*)$", settings.read_text(), re.MULTILINE)
+        command = [sys.executable, "-m", "tests.machine.visit", what, state / "certificate.pem", key, self.visitor]
+        said = self.guest.network("env", f"--chdir={CLONE}", *command)
+        found: dict[str, object] = json.loads(said.splitlines()[-1])
+        return found
+
+    def give(self, wheel: Wheel) -> list[str]:
+        """The wheel, as `scripts/install` takes it."""
+        shutil.copy(wheel.file, self.guest.root / "srv")
+        return ["--from", f"/srv/{wheel.file.name}", "--sha256", wheel.digest]
+
+
+@pytest.fixture(scope="session")
+def supplied(debian: Path, scratch: Path, clone: Path, wheelhouse: Path) -> Layers:
+    """The Debian with what a server gets by other ways: the clone, the wheels, the cores."""
+    layers = Layers((debian,), scratch / "supplied")
+    with layers.mounted() as root:
+        shutil.copytree(clone, root / "srv" / "clone")
+        shutil.copytree(wheelhouse, root / "srv" / "wheels")
+        for core in (find_xray(), find_sing_box()):
+            shutil.copytree(core.parent, root / "opt" / "txnode" / "cores" / core.parent.name)
+        # It would wait for a network, which there is not.
+        (root / "etc/systemd/system/systemd-networkd-wait-online.service").symlink_to("/dev/null")
+    return layers
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The layers of a server on which `scripts/install` ran once, and what that said."""
+
+    layers: Layers
+    said: str
+
+
+@pytest.fixture(scope="session")
+def installed(supplied: Layers, scratch: Path) -> Installed:
+    layers = Layers(supplied.all, scratch / "installed")
+    with layers.mounted() as root, Guest(root) as guest:
+        said = Server(guest, scratch / "nobody").install("--san", "node.example.com")
+        guest.shut_down()
+    return Installed(layers, said)
+
+
+@pytest.fixture
+def server(installed: Installed, scratch: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
+    """One for this test alone, whose node is up."""
+    directory = scratch / request.node.name
+    with ExitStack() as stack:
+        root = stack.enter_context(Layers(installed.layers.all, directory).mounted())
+        guest = stack.enter_context(Guest(root))
+        yield Server(guest, directory / "visitor")

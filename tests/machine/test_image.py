@@ -1,0 +1,132 @@
+"""deploy/Containerfile, built by buildah on a base of Debian's packages, and run by crun as compose.yaml has it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node import __version__
+from scripts.staging.core import find_xray
+from tests.harness.container import Container, Image
+from tests.machine.conftest import CLONE
+
+_WHEEL_OF_SING_BOX = "1.14.4"
+
+
+class Builder:
+    """buildah with a storage of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        storage = ("--root", directory / "storage", "--runroot", directory / "run", "--storage-driver", "overlay")
+        self._command = ("buildah", *map(str, storage))
+
+    def __call__(self, *arguments: str | Path) -> str:
+        done = subprocess.run([*self._command, *arguments], stdout=subprocess.PIPE, text=True, check=True)
+        return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def image(debian: Path, scratch: Path, clone: Path) -> Iterator[Image]:
+    """Built and mounted: Xray is brought along, sing-box is fetched by its digest."""
+    buildah = Builder(scratch / "builder")
+    buildah.directory.mkdir()
+    base = buildah("from", "scratch")
+    buildah("add", "--quiet", base, debian, "/")
+    buildah("commit", "--quiet", "--rm", base, "localhost/base")
+    cores = buildah.directory / "cores"
+    shutil.copytree(find_xray().parent, cores / find_xray().parent.name)
+    settings = {"BASE": "localhost/base", "SING_BOX": _WHEEL_OF_SING_BOX, "VERSION": __version__}
+    given = [f"--build-arg={name}={value}" for name, value in settings.items()]
+    secrets = [f"--secret=id={name},src={path}" for name, path in _ways_out(buildah.directory).items()]
+    where = (f"--build-context=cores={cores}", "--file", clone / "deploy" / "Containerfile", clone)
+    docker = ("--isolation=chroot", "--format=docker", "--tag=localhost/txnode")
+    buildah("build", "--quiet", *docker, *given, *secrets, *where)
+    container = buildah("from", "--pull-never", "localhost/txnode")
+    described = json.loads(buildah("inspect", "--type=image", "localhost/txnode"))
+    yield Image(Path(buildah("mount", container)), described["Docker"]["config"])
+    buildah("umount", container)
+
+
+def _ways_out(directory: Path) -> dict[str, Path]:
+    """This machine's ways to PyPI, for the build alone."""
+    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
+    found = re.findall(r"\.((?:extra-)?index-url|proxy|trusted-host)='(.*)'$", listed.stdout, re.MULTILINE)
+    lines = ["[global]", "cert = /run/secrets/ca", *(f"{name} = {value}" for name, value in found)]
+    (directory / "pip.conf").write_text("\n".join(lines) + "\n")
+    authorities = os.environ.get("PIP_CERT") or ssl.get_default_verify_paths().cafile
+    assert authorities
+    shutil.copy(authorities, directory / "ca.pem")
+    return {"pip": directory / "pip.conf", "ca": directory / "ca.pem"}
+
+
+def test_what_is_in_it(image: Image) -> None:
+    """Both cores, the labels, a bill of materials that names all, and nothing of the build's ways to the network."""
+    labels = image.config["Labels"]
+    assert labels["org.opencontainers.image.version"] == __version__
+    assert labels["org.opencontainers.image.licenses"] == "MIT"
+    bill = json.loads((image.root / "opt/txnode/sbom.json").read_text())
+    assert bill["bomFormat"] == "CycloneDX"
+    components = {component["name"]: component for component in bill["components"]}
+    assert components.keys() >= {"Twisted", "grpcio", "cryptography", "txnode", "xray", "sing-box"}
+    assert components["sing-box"]["version"] == _WHEEL_OF_SING_BOX
+    [xray] = components["xray"]["hashes"]
+    assert xray["content"] == hashlib.sha256(find_xray().read_bytes()).hexdigest()
+    assert not (image.root / "etc" / "pip.conf").exists()
+    assert not (image.root / "run" / "secrets").exists()
+
+
+def test_it_serves_users(image: Image, scratch: Path) -> None:
+    """Not root, without a capability, on a root file system that it cannot write: a Start, traffic, a health, an end.
+
+    What ran runs again in another container with the same volume.
+    """
+    key = "8a7c1a52-3c7e-4a53-9d0b-6c8b7f8f3d11"
+    container = Container(image, scratch / "txnode-bundle", scratch / "volume", {"API_KEY": key})
+    container.bundle.mkdir()
+    container.volume.mkdir(mode=0o700)
+    os.chown(container.volume, 65532, 65532)
+    for what in ("start", "use"):
+        with container.start() as running:
+            running.ready(lambda: _healthy(container), 60, "the container is healthy")
+            assert _status(container)["Uid"].split() == ["65532"] * 4
+            assert int(_status(container)["CapEff"], 16) == 0
+            said = _visited(container, what, key)
+            assert said["warnings"] == []
+            began = time.monotonic()
+            container.stop()
+            assert running.wait(30) == 0, running.output
+            assert time.monotonic() - began < 20
+    assert {path.name for path in container.volume.iterdir()} >= {"certificate.pem", "key.pem", "state.db"}
+
+
+def _healthy(container: Container) -> bool:
+    kind, *command = container.image.config["Healthcheck"]["Test"]
+    assert kind == "CMD"
+    return container.run(*command) == ""
+
+
+def _status(container: Container) -> dict[str, str]:
+    lines = Path(f"/proc/{container.pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _visited(container: Container, what: str, key: str) -> dict[str, Any]:
+    program = [sys.executable, "-m", "tests.machine.visit", what, str(container.volume / "certificate.pem"), key]
+    command = ["nsenter", f"--net=/proc/{container.pid}/ns/net", *program, str(container.bundle / "visitor")]
+    done = subprocess.run(command, cwd=CLONE, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found

@@ -1,0 +1,61 @@
+"""A controller and a user of a node in another network: `python -m tests.machine.visit start|use PEM KEY FILE`.
+
+`start` has the node run an Xray with one user, who is then in FILE; both have the user get a megabyte through it, and
+wait until the node has counted all of that. Prints what the node says of itself, as JSON, but not that there is a newer
+Xray than the one of these tests.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+
+from protos.service_pb2 import UsersStat
+from scripts.staging import certs, transfer
+from scripts.staging.controller import Controller, RpcController
+from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import SERVER_NAME, kinds
+from scripts.staging.target import Address
+from scripts.staging.users import TestUser
+from scripts.staging.wait import until
+from tests.conftest import Place, connection, member, run
+
+_SIZE = 1024 * 1024
+
+
+def visit(what: str, node: Address, file: Path) -> dict[str, object]:
+    """What the node says of itself once its user was served."""
+    with closing(RpcController(node)) as controller, EchoServer() as echo, tempfile.TemporaryDirectory() as directory:
+        kind = kinds(certs.make(Path(directory), [SERVER_NAME]), cover_port=1)["vless-raw"]
+        if what == "start":
+            file.write_text(json.dumps([Place(kind, "main").port, asdict(TestUser.new("visitor"))]))
+        port, person = json.loads(file.read_text())
+        place, visitor = Place(kind, "main", port), TestUser(**person)
+        if what == "start":
+            run(controller, [place], [member(visitor, place)])
+        until(lambda: controller.info().running, 60, "the backend runs")
+        _served(controller, place, visitor, echo)
+        info = controller.info()
+        warnings = [warning for warning in info.warnings if "There is a safer core" not in warning]
+        return {"version": info.version, "core": info.core_version, "warnings": warnings}
+
+
+def _served(controller: Controller, place: Place, visitor: TestUser, echo: EchoServer) -> None:
+    controller.stats(UsersStat, reset=True)
+    with connection(place, visitor, echo) as link:
+        transfer.download(link, _SIZE)
+    until(lambda: _counted(controller, visitor) >= _SIZE, 30, "the node has counted it")
+
+
+def _counted(controller: Controller, visitor: TestUser) -> int:
+    return sum(stat.value for stat in controller.stats(UsersStat).stats if stat.name == visitor.email)
+
+
+if __name__ == "__main__":
+    _what, _pem, _key, _file = sys.argv[1:]
+    _node = Address("127.0.0.1", 62051, 62050, _key, Path(_pem).read_text())
+    print(json.dumps(visit(_what, _node, Path(_file))))

@@ -1,0 +1,91 @@
+"""What the doctor sees of a real kernel: sockets, limits, locks, and what it says of files that are made up."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+from node.doctor import kernel, network
+from node.doctor.config import Inbound
+from node.doctor.machine import check
+
+
+def test_this_machine(tmp_path: Path) -> None:
+    """Everything here is known or left out, and nothing is touched."""
+    seen = kernel.look(tmp_path)
+    assert seen.disk_free
+    assert seen.memory_free
+    assert seen.somaxconn == int(Path("/proc/sys/net/core/somaxconn").read_text())
+    assert list(check(seen))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_kernel(tmp_path: Path) -> None:
+    """Figures are those of its files; where there is none nothing is said."""
+    for name, text in {
+        "proc/sys/net/netfilter/nf_conntrack_count": "900",
+        "proc/sys/net/netfilter/nf_conntrack_max": "1000",
+        "proc/sys/net/ipv4/tcp_congestion_control": "reno\n",
+        "proc/sys/kernel/yama/ptrace_scope": "3",
+        "proc/meminfo": "MemTotal: 9 kB\nMemAvailable:  2048 kB\n",
+        "sys/fs/cgroup/memory.max": "3000000",
+        "sys/fs/cgroup/memory.current": "2000000",
+        "proc/7/limits": "Limit  Soft Limit  Hard Limit  Units\nMax open files            1024   4096   files\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    seen = kernel.look(tmp_path / "nowhere", 7, tmp_path)
+    assert (seen.conntrack, seen.congestion, seen.ptrace_scope) == ((900, 1000), "reno", 3)
+    assert (seen.memory_free, seen.open_files, seen.somaxconn, seen.tcp_rmem) == (1_000_000, 1024, None, None)
+    assert "No such file" in seen.disk_fault
+
+
+def test_whose_state_it_is(tmp_path: Path) -> None:
+    """The process that holds the lock is the node."""
+    assert kernel.node_of(tmp_path) is None
+    with (tmp_path / "lock").open("w") as lock:
+        assert kernel.node_of(tmp_path) is None
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert kernel.node_of(tmp_path) == os.getpid()
+
+
+def test_ports() -> None:
+    """Ours, somebody else's, and free ones."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        assert network.ports([port], os.getpid()) == {port: "ours"}
+        assert network.ports([port], None) == {port: "another program has it"}
+        assert network.inbounds([Inbound("a", "", (port,), udp=False)]) == {"a": ""}
+        assert network.reach("127.0.0.1", port, 1) == ""
+    assert network.ports([port], None) == {port: "free"}
+    assert network.ports([port], os.getpid()) == {port: "the node does not listen there"}
+    assert network.inbounds([Inbound("a", "", (port,), udp=False)]) == {"a": f"nobody listens on port {port}"}
+    assert network.destinations([("127.0.0.1", port)]) == {f"127.0.0.1:{port}": "Connection refused"}
+
+
+def test_an_inbound_by_udp() -> None:
+    """Whether something has the port is all that can be known."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        assert network.inbounds([Inbound("a", "127.0.0.1", (port,), udp=True)]) == {"a": ""}
+
+
+def test_a_deaf_port() -> None:
+    """It listens, and accepts nobody more."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        address = listening.getsockname()
+        waiting = [socket.socket() for _ in range(3)]
+        try:
+            for one in waiting:
+                one.setblocking(False)
+                one.connect_ex(address)
+            [fault] = network.inbounds([Inbound("a", "127.0.0.1", (address[1],), udp=False)]).values()
+        finally:
+            for one in waiting:
+                one.close()
+    assert fault == f"port {address[1]} is deaf: no answer within {network.HERE:g} s"

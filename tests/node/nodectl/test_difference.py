@@ -1,0 +1,188 @@
+"""What a file and a node differ in; and that nothing does when it was applied."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drivers.credentials import shadowsocks_2022_key
+from node.backend.listing import _Sight
+from node.backend.roster import Roster
+from node.contract.accounts import Account, Unusable
+from node.nodectl.users import making
+from node.nodectl.users.difference import difference, said
+from node.nodectl.users.rows import cells, missing, not_in, settled, state_of
+from protos import service_pb2 as pb
+
+TAGS = ("a", "b")
+
+
+def account_of(tag: str, user: pb.User) -> Account | None:
+    password = user.proxies.trojan.password
+    if password == "bad":
+        raise Unusable("the password is bad")
+    return Account(password.encode(), password.encode()) if password else None
+
+
+def rows(roster: Roster) -> list[pb.ListedUser]:
+    """The users of a node as it lists them, with credentials."""
+    sight = _Sight(roster, {tag: (want, want) for tag, want in roster.target.items()}, settled=True, coming=False)
+    found = []
+    for key, packed in roster.users.items():
+        user = pb.User.FromString(packed)
+        found.append(sight.row(key, user))
+        found[-1].proxies.CopyFrom(user.proxies)
+    return found
+
+
+def person(name: str, password: str = "p", *inbounds: str) -> pb.User:
+    return pb.User(email=name, inbounds=inbounds or ("a",), proxies=pb.Proxy(trojan=pb.Trojan(password=password)))
+
+
+def node_with(*users: pb.User) -> Roster:
+    roster = Roster(TAGS, account_of)
+    roster.put_all(users)
+    return roster
+
+
+def test_what_differs() -> None:
+    """Who comes, goes and is another one, and in which word; secrets are in no word."""
+    there = rows(node_with(person("ann"), person("bob", "q", "a", "b", "far"), person("cid", "r")))
+    wanted = [person("Ann"), person("bob", "other", "far", "b"), person("dan", "s")]
+    found = difference(wanted, there)
+    assert found.document == {
+        "added": ["dan"],
+        "changed": [{"name": "Ann", "what": ["spelling"]}, {"name": "bob", "what": ["inbounds", "trojan"]}],
+        "removed": ["cid"],
+        "same": 0,
+    }
+    assert [user.email for user in found.updates] == ["cid", "Ann", "bob", "dan"]
+    assert not found.updates[0].inbounds and found.there == 3 and not found.empty
+
+
+def test_what_says_nothing_is_no_difference() -> None:
+    """Deployed controllers send every proxy, mostly empty; and inbounds in any order."""
+    full = person("ann", "p", "a", "b")
+    full.proxies.vless.SetInParent()
+    found = difference([person("ann", "p", "b", "a", "a")], rows(node_with(full)))
+    assert found.empty and found.same == 1
+    assert said(full.proxies).keys() == {"trojan"}
+
+
+def test_who_is_on_their_way_out_is_not_there() -> None:
+    """They are removed already; if they are wanted they are added."""
+    leaving = pb.ListedUser(name="ann", leaving=["a"], pending=True)
+    assert difference([], [leaving]).empty
+    assert [user.email for user in difference([person("ann")], [leaving]).added] == ["ann"]
+
+
+def test_a_shortened_row() -> None:
+    """Nobody can say whether it is the same, so it is told again."""
+    found = difference([person("ann")], [pb.ListedUser(name="ann", shortened=True)])
+    assert [user.email for user, _ in found.changed] == ["ann"]
+
+
+NAMES = st.sampled_from(["ann", "Ann", "bob", "CID", "dan", "eve"])
+USERS = st.lists(
+    st.builds(
+        person,
+        NAMES,
+        st.sampled_from(["p", "q", "r", "", "bad"]),
+        st.sampled_from(["a", "b"]),
+        st.sampled_from(["a", "b", "far"]),
+    ),
+    unique_by=lambda user: user.email.lower(),
+)
+
+
+@given(USERS, USERS, st.integers(1, 3))
+def test_nothing_differs_when_it_was_applied(before: list[pb.User], wanted: list[pb.User], size: int) -> None:
+    """Whatever was there, whoever is refused, and in however many parts it is sent."""
+    roster = node_with(*before)
+    found = difference(wanted, rows(roster))
+    updates = found.updates
+    for begin in range(0, len(updates), size):
+        roster.put_all(updates[begin : begin + size])
+    after = difference(wanted, rows(roster))
+    assert (after.empty, after.same) == (True, len(wanted))
+    assert {row.name for row in rows(roster)} == {user.email for user in wanted}
+    assert found.same + len(found.changed) + len(found.added) == len(wanted)
+
+
+# Rows
+
+
+ROW = pb.ListedUser(name="ann", inbounds=["a", "b"], confirmed=["a", "b"])
+
+
+def row(**words: object) -> pb.ListedUser:
+    made = pb.ListedUser()
+    made.CopyFrom(ROW)
+    for name, value in words.items():
+        if isinstance(value, list):
+            del getattr(made, name)[:]
+            getattr(made, name).extend(value)
+        else:
+            setattr(made, name, value)
+    return made
+
+
+def test_states() -> None:
+    """One word each, the most pressing one."""
+    assert settled(row()) and state_of(row()) == "confirmed"
+    assert [
+        state_of(row(confirmed=["a"], refused=["b: taken"])),
+        state_of(row(confirmed=[], refused=["a: taken"])),
+        state_of(row(confirmed=[])),
+        state_of(row(confirmed=[], pending=True)),
+        state_of(row(leaving=["a"])),
+        state_of(row(leaving=["a"], pending=True)),
+        state_of(row(shortened=True)),
+    ] == ["partly", "refused", "unconfirmed", "pending", "leaving", "pending", "unknown"]
+    assert not any(map(settled, (row(confirmed=["a"]), row(leaving=["a"]), row(pending=True), row(shortened=True))))
+
+
+def test_cells() -> None:
+    """A wide row names proxies, and never what is in them."""
+    full = row(refused=["a: x", "b: y"], unknown=["far"])
+    full.proxies.trojan.password = "secret"
+    assert list(cells(full)) == ["ann", "a, b", "confirmed", "a: x; b: y"]
+    assert list(cells(full, wide=True))[4:] == ["a, b", "", "far", "trojan"]
+
+
+def test_who_is_not_in() -> None:
+    """Who has a row that says so, and who has none."""
+    told = not_in(
+        [person("Ann"), person("bob"), person("cid")], [ROW, row(name="bob", confirmed=[], refused=["a: no"])]
+    )
+    assert dict(told).keys() == {"bob", "cid"} and dict(told)["bob"] == "a: no"
+    assert missing(["ANN", "x"], [ROW]) == ["x"]
+
+
+# Credentials
+
+
+def test_new_credentials() -> None:
+    """One id for both; a key of the right length is used by the node as it is, and none is the same twice."""
+    for method, size in making.KEY_BYTES.items():
+        made = making.proxies("f", method)
+        key = made.shadowsocks.password
+        assert len(shadowsocks_2022_key(key, size)) == size
+        assert base64.b64encode(shadowsocks_2022_key(key, size)).decode() == key
+        assert made.shadowsocks.method == ""
+    assert (made.vless.id, made.vless.flow) == (made.vmess.id, "f")
+    assert made.trojan.password == made.hysteria.auth
+    assert making.proxies(method="aes-128-gcm").shadowsocks.method == "aes-128-gcm"
+    assert len({making.proxies().vless.id for _ in range(10)}) == 10
+    tunnel, private = making.tunnel(["10.0.0.2"])
+    assert len(tunnel.public_key) == len(private) == 44 and tunnel.public_key != private
+    assert list(tunnel.peer_ips) == ["10.0.0.2"]
+
+
+def test_documents_have_no_secrets() -> None:
+    """What `diff` says is for logs, too."""
+    found = replace(difference([person("ann", "secret")], rows(node_with(person("ann", "hidden")))))
+    assert "secret" not in str(found.document) and "hidden" not in str(found.document)

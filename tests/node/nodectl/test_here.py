@@ -1,0 +1,201 @@
+"""What belongs to this machine's node: its settings, cores, certificate and keys."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from cryptography import x509
+
+from drivers.install.releases import XRAY, XRAY_BUILDABLE, InstallError
+from node import env_file, keys
+from node.keyfile import Scope
+from node.nodectl import cores, here, setting
+from node.nodectl.app import main
+
+MINE = {"STATE_DIR": "", "API_KEYS_FILE": "", "SSL_CERT_FILE": "", "SSL_SANS": "", "NODECTL_NODES": ""}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of a node, in which nothing of the machine's own counts."""
+    monkeypatch.chdir(tmp_path)
+    for name in MINE:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv(XRAY.variable("EXECUTABLE_PATH"), raising=False)
+    monkeypatch.delenv("SING_BOX_EXECUTABLE_PATH", raising=False)
+    monkeypatch.setenv("TXNODE_CORES", str(tmp_path / "cores"))
+    monkeypatch.setenv("PATH", os.defpath)
+    (tmp_path / "var").mkdir(mode=0o700)
+    return tmp_path
+
+
+def ctl(*words: str, code: int = 0) -> Result:
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == code, done.output
+    return done
+
+
+def installed(directory: Path, version: str) -> Path:
+    """An executable that says it is this Xray."""
+    path = directory / "xray"
+    directory.mkdir(parents=True)
+    path.write_text(f"#!/bin/sh\necho Xray {version}\n")
+    path.chmod(0o755)
+    return path
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "A=/x\n"),
+        ("B=1\n", "B=1\nA=/x\n"),
+        ("B=1", "B=1\nA=/x\n"),
+        ("# A=0\nA=1\nB=2\n", "# A=0\nA=/x\nB=2\n"),
+        ("A=1\nA=2\n", "A=1\nA=/x\n"),
+        ("export A='1' # one\n", "A=/x\n"),
+    ],
+)
+def test_one_setting(before: str, after: str) -> None:
+    """It is said once more or instead; comments and other settings stay."""
+    assert setting.changed(before, "A", "/x") == after
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    """Spaces and hashes too; the mode of the file stays."""
+    file = tmp_path / ".env"
+    for value in ("/a b", "/a#b", "/a #b"):
+        setting.write(file, "A", value)
+        assert env_file.read(file.read_text()) == {"A": value}
+    file.chmod(0o640)
+    setting.write(file, "A", "/b")
+    assert file.stat().st_mode & 0o777 == 0o640
+    with pytest.raises(ValueError, match="cannot stand"):
+        setting.write(file, "A", "a\nB=1")
+
+
+def test_whose_settings(place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Those of the directory; where it has none, the service's."""
+    service = tmp_path_factory.mktemp("etc") / "node.env"
+    service.write_text("API_KEYS_FILE=/srv/keys\n")
+    monkeypatch.setattr(here, "SERVICE_SETTINGS", service)
+    assert here.here(place, {}).keys == place / "var/api_keys"
+    (place / ".env").write_text("STATE_DIR=state\n")
+    assert here.here(place, {}).keys == place / "state/api_keys"
+    elsewhere = here.here(service.parent, {})
+    assert (elsewhere.keys, elsewhere.service, elsewhere.file) == (Path("/srv/keys"), True, service)
+    assert (elsewhere.state, cores.directory_of(elsewhere)) == (Path("/var/lib/txnode"), Path("/opt/txnode/cores"))
+
+
+# Cores
+
+
+def test_cores_that_are_here(place: Path) -> None:
+    """The list says which are known, installed and used; `use` says so in the settings, for the next start."""
+    old = installed(place / f"cores/xray-{XRAY_BUILDABLE.release}", XRAY_BUILDABLE.version)
+    own = installed(place / "own", "99.1.1")
+    rows = json.loads(ctl("core", "list", "--json").stdout)
+    used = [row for row in rows if row["used"]]
+    assert [(row["release"], row["path"], row["pinned"]) for row in used] == [(XRAY_BUILDABLE.release, str(old), False)]
+    assert [row["release"] for row in rows if row["pinned"] and row["core"] == "xray"] == [XRAY.release]
+    assert ctl("core", "use", "xray", str(own)).stdout == f"XRAY_EXECUTABLE_PATH={own}\n"
+    (place / ".env").write_text("API_KEY=0123456789abcdef\n")
+    assert ctl("core", "use", "xray", str(own), "--print").stdout == f"XRAY_EXECUTABLE_PATH={own}\n"
+    ctl("core", "use", "xray", str(own))
+    assert env_file.read((place / ".env").read_text()) == {
+        "API_KEY": "0123456789abcdef",
+        "XRAY_EXECUTABLE_PATH": str(own),
+    }
+    rows = json.loads(ctl("core", "list", "--json").stdout)
+    assert [(row["release"], row["path"]) for row in rows if row["used"]] == [("99.1.1", str(own))]
+    ctl("core", "use", "xray", XRAY_BUILDABLE.release)
+    assert f"XRAY_EXECUTABLE_PATH={old}\n" in (place / ".env").read_text()
+
+
+def test_cores_that_cannot_be_used(place: Path) -> None:
+    """What is not installed, not there, or no core is said, and nothing is written."""
+    (place / ".env").write_text("")
+    assert "is not installed: nodectl core install xray" in ctl("core", "use", "xray", XRAY.release, code=1).output
+    assert "neither a release of xray" in ctl("core", "use", "xray", "9", code=1).output
+    assert "is not Xray" in ctl("core", "use", "xray", "/bin/true", code=1).output
+    assert "no digest of" in ctl("core", "install", "xray", "--version", "9", code=1).output
+    assert (place / ".env").read_text() == ""
+
+
+def test_installing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What serves stays; `update` wants the pinned one, and says how the node comes to run it."""
+    old = installed(place / f"cores/xray-{XRAY_BUILDABLE.release}", XRAY_BUILDABLE.version)
+    assert ctl("core", "install", "xray").stdout == f"{old}\n"
+    assert ctl("core", "install", "xray", "--version", XRAY_BUILDABLE.release).stdout == f"{old}\n"
+    monkeypatch.setenv("XRAY_DOWNLOAD_URL", "http://127.0.0.1:1/")
+    assert "no way to" in ctl("core", "update", "xray", code=1).output
+    new = installed(place / f"cores/xray-{XRAY.release}", XRAY.version)
+    done = ctl("core", "update", "xray")
+    assert done.stdout == f"{new}\n" and "restart the node" in done.stderr
+    (place / ".env").write_text(f"XRAY_EXECUTABLE_PATH={old}\n")
+    assert f"nodectl core use xray {new}" in ctl("core", "update", "xray").stderr
+    assert issubclass(InstallError, Exception)
+
+
+# The certificate
+
+
+def test_certificate(place: Path) -> None:
+    """It is made once, shown whole, and replaced with --force alone; the key never is on the screen."""
+    assert "nodectl certificate make" in ctl("certificate", "show", code=2).output
+    (place / ".env").write_text("SSL_SANS=one.example, 192.0.2.7\n")
+    ctl("certificate", "make", "--san", "node.example")
+    file, key = place / "var/certificate.pem", place / "var/key.pem"
+    found = json.loads(ctl("certificate", "show", "--json").stdout)
+    assert found["names"][:3] == ["node.example", "one.example", "192.0.2.7"]
+    assert (found["pem"], found["file"], found["days_left"] > 3600) == (file.read_text(), str(file), True)
+    shown = ctl("certificate", "show").stdout
+    assert shown.endswith(file.read_text()) and found["sha256"] in shown and "PRIVATE" not in shown
+    before = file.read_bytes(), key.read_bytes()
+    assert "--force" in ctl("certificate", "make", code=2).output
+    assert "neither a host name" in ctl("certificate", "make", "--force", "--san", "a b", code=2).output
+    assert (file.read_bytes(), key.read_bytes()) == before
+    ctl("certificate", "make", "--force")
+    after = x509.load_pem_x509_certificate(file.read_bytes())
+    assert file.read_bytes() != before[0] and key.read_bytes() != before[1]
+    assert key.stat().st_mode & 0o777 == 0o600 and after.subject.rfc4514_string()
+
+
+def test_another_certificate(place: Path) -> None:
+    """The one of the settings is shown, or a file that is named."""
+    ctl("certificate", "make", "--dir", str(place / "other"))
+    other = place / "other/certificate.pem"
+    assert str(other) in ctl("certificate", "show", "--file", str(other)).stdout
+    ctl("certificate", "make")
+    (place / ".env").write_text(f"SSL_CERT_FILE={other}\n")
+    assert json.loads(ctl("certificate", "show", "--json").stdout)["file"] == str(other)
+    other.write_text("x")
+    assert "is no certificate" in ctl("certificate", "show", code=2).output
+
+
+# Keys
+
+
+def test_keys(place: Path) -> None:
+    """A key is printed once; the file has its digest, and the list no secret."""
+    key = ctl("key", "new", "ops", "--scope", "read").stdout.strip()
+    made = json.loads(ctl("key", "new", "panel", "--json").stdout)
+    assert made["scope"] == "all" and made["key"] != key
+    file = place / "var/api_keys"
+    assert key not in file.read_text() and "sha256:" in file.read_text()
+    assert [(found.name, found.scope) for found in keys.keys(file)] == [("ops", Scope.READ), ("panel", Scope.ALL)]
+    assert json.loads(ctl("key", "list", "--json").stdout)[0] == {"name": "ops", "scope": "read"}
+    ctl("key", "revoke", "ops")
+    assert ctl("key", "list").stdout.split() == ["name", "scope", "panel", "all"]
+    assert "has no key ops" in ctl("key", "revoke", "ops", code=2).output
+    assert "two keys with the name panel" in ctl("key", "new", "panel", code=2).output
+    assert "a name has" in ctl("key", "new", "a b", code=2).output
+    other = place / "other"
+    other.write_bytes(b"\xff")
+    assert str(other) in ctl("key", "list", "--keys", str(other), code=2).output

@@ -1,0 +1,293 @@
+"""Files of users: what each shape says, who is left out, and what is told of one that cannot be used."""
+
+from __future__ import annotations
+
+import csv
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.contract.accounts import key_of
+from node.nodectl import userfile
+from node.nodectl.exits import Unusable
+from node.nodectl.output import as_json
+from node.nodectl.users.tabular import COLUMNS
+from protos import service_pb2 as pb
+
+NOW = 1_800_000_000.0
+
+
+def users(text: str, *inbounds: str) -> list[pb.User]:
+    return list(userfile.parse(text, inbounds, NOW).users.values())
+
+
+def faults(text: str, *inbounds: str) -> list[str]:
+    with pytest.raises(ValueError) as told:
+        users(text, *inbounds)
+    return str(told.value).splitlines()
+
+
+ANN = pb.User(email="ann", inbounds=["in"], proxies=pb.Proxy(vless=pb.Vless(id="1", flow="f")))
+
+
+# Tables
+
+
+def test_table() -> None:
+    """Each column goes to its place; what is for several protocols gives way to what is for one."""
+    text = (
+        "Name, inbounds ,id,vless_id,password,hysteria_auth,method,flow,wireguard_public_key,wireguard_addresses\n"
+        'ann,"in|another, one",u,v,p,h,m,f,k,10.0.0.2|fd00::2/128\n'
+        "\n"
+        "bob,in,,,,,,,,\n"
+    )
+    ann, bob = users(text)
+    assert list(ann.inbounds) == ["in", "another, one"]
+    has = ann.proxies
+    assert (has.vless.id, has.vless.flow, has.vmess.id, has.trojan.password) == ("v", "f", "u", "p")
+    assert (has.shadowsocks.password, has.shadowsocks.method, has.hysteria.auth) == ("p", "m", "h")
+    assert (has.wireguard.public_key, list(has.wireguard.peer_ips)) == ("k", ["10.0.0.2", "fd00::2/128"])
+    assert bob == pb.User(email="bob", inbounds=["in"])
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_delimiters(delimiter: str) -> None:
+    """Spreadsheets write what they please."""
+    lines = ["name,inbounds,vless_id,flow", "ann,in,1,f"]
+    assert users("\n".join(line.replace(",", delimiter) for line in lines)) == [ANN]
+
+
+def test_who_is_left_out_of_a_table() -> None:
+    """They are counted, and may have no inbounds."""
+    supply = userfile.parse("name,inbounds,enabled\nann,in,yes\nbob,,No\ncid,in,0\n", (), NOW)
+    assert (list(supply.users), supply.left_out) == (["ann"], {"disabled": 2})
+
+
+def test_faults_of_a_table() -> None:
+    """All are told at once, each with its line, also where a cell has several lines."""
+    text = 'name,inbounds,enabled\n"a\nb",in,yes\nann,in\nANN,in,maybe\nann,in,\nAnn,,\n,in,\n'
+    assert faults(text) == [
+        "line 4: it has 2 cells, and there are 3 columns",
+        "line 5: enabled is 'maybe': say yes or no",
+        "line 7: Ann is in line 6 already",
+        "line 8: the user has no name",
+    ]
+    assert faults("name,in\nann,x\n")[0].startswith("line 1: there is no column 'in'; there are name, inbounds")
+    assert faults("inbounds\nx\n") == ["line 1: the column name is missing"]
+    assert faults("name,name\nx,y\n") == ["line 1: a column is there twice: name"]
+    assert faults("") == [f"it is empty; the first line has the headings, of {', '.join(COLUMNS)}"]
+    assert faults('name,inbounds\n"ann,in\n')[0].startswith("line 2: ")
+    assert len(faults("name,inbounds\n" + "ann,in\n" * 40)) == 21
+
+
+def test_inbounds_for_those_without() -> None:
+    """The command line says them; who has some keeps them."""
+    assert [list(user.inbounds) for user in users("name,inbounds\nann,\nbob,b\n", "x", "y")] == [["x", "y"], ["b"]]
+    assert faults("name\nann\n") == [
+        "line 2: ann has no inbounds: write them there, or say --inbound for those without"
+    ]
+
+
+# JSON of ours
+
+
+def test_ours() -> None:
+    """An array of users, an object with them, and what nodectl lists."""
+    said = {"email": "ann", "inbounds": ["in"], "proxies": {"vless": {"id": "1", "flow": "f"}, "vmess": None}}
+    row = pb.ListedUser(name="ann", inbounds=["in"], unknown=["far"], proxies=ANN.proxies, confirmed=["in"])
+    for document in ([said], {"users": [said]}):
+        assert users(json.dumps(document)) == [ANN]
+    [listed] = users(json.dumps([{"node": "one", "result": {"users": as_json([row]), "total": 1}}]))
+    assert listed == pb.User(email="ann", inbounds=["in", "far"], proxies=ANN.proxies)
+
+
+def test_faults_of_documents() -> None:
+    """They name the line where it is known, and the user."""
+    assert faults('[\n{"email": "ann",}\n]')[0].startswith("line 2: ")
+    text = '{"users": [\n{"email": "ann", "inbounds": ["in"]},\n{"email": "bob", "inbounds": "in"},\n{"inbounds": []}]}'
+    assert faults(text) == ["line 3, user 2: inbounds is no array", "user 3: the user has no name"]
+    assert faults("[1]") == ["user 1 is no object"]
+    assert "in a shape that is known" in faults('{"a": 1}')[0]
+    assert "shortened" in faults('[{"name": "ann", "shortened": true}]')[0]
+    assert faults('[{"email": "ann", "inbounds": ["in"], "proxies": {"vless": {"id": 5}}}]')[0].startswith("line 1")
+    assert faults("[" * 100_000)
+
+
+# Panels
+
+
+def marzban(**more: Any) -> dict[str, Any]:
+    vless = {"id": "1", "flow": "f", "unknown": 5}
+    return {"username": "ann", "proxies": {"vless": vless, "ssh": {}}, "inbounds": {"vless": ["in"]}, **more}
+
+
+def test_users_of_marzban() -> None:
+    """By their names, with what a node has a use for."""
+    assert users(json.dumps({"users": [marzban(status="active", expire=NOW + 1)], "total": 1})) == [ANN]
+    [bob] = users(
+        json.dumps([marzban(username="bob", status="on_hold", expire=None, inbounds={"a": ["y", "x"], "b": ["x"]})])
+    )
+    assert list(bob.inbounds) == ["x", "y"]
+    [cid] = users(json.dumps([{"username": "cid", "proxy_settings": {"trojan": {"password": "p"}}}]), "in")
+    assert (cid.proxies.trojan.password, list(cid.inbounds)) == ("p", ["in"])
+    [dan] = users(json.dumps([marzban(proxies={"vless": {"id": "1", "flow": "none"}, "Trojan": {"password": None}})]))
+    assert dan.proxies == pb.Proxy(vless=pb.Vless(id="1"), trojan=pb.Trojan())
+
+
+def test_who_is_left_out_of_a_panel() -> None:
+    """The panel's own word, or the time that is over; in seconds or as a date."""
+    people = [
+        marzban(username=name, status=status, expire=expire)
+        for name, status, expire in (
+            ("a", "disabled", None),
+            ("b", "limited", 0),
+            ("c", "active", NOW - 1),
+            ("d", "active", "2020-01-01T00:00:00Z"),
+            ("e", "active", "2020-01-01T00:00:00"),
+            ("f", "active", "2099-01-01"),
+        )
+    ]
+    supply = userfile.parse(json.dumps(people), (), NOW)
+    assert (list(supply.users), supply.left_out) == (["f"], {"disabled": 1, "limited": 1, "expired": 3})
+    assert "no time" in faults(json.dumps([marzban(expire=10**400)]))[0]
+    assert faults(json.dumps([marzban(expire="soon")])) == ["line 1, user 1: expire is 'soon', which is no time"]
+
+
+def xui(**more: Any) -> dict[str, Any]:
+    client = {"id": "1", "flow": "f", "email": "ann", "enable": True, "expiryTime": 0}
+    return {"protocol": "vless", "tag": "in", "settings": json.dumps({"clients": [client]}), **more}
+
+
+def test_inbounds_of_3x_ui() -> None:
+    """One, several, a reply, and a configuration; who is in several is one user."""
+    for document in (xui(), [xui()], {"success": True, "obj": [xui()]}, {"inbounds": [xui()]}):
+        assert users(json.dumps(document)) == [ANN]
+    trojan = {"protocol": "trojan", "tag": "b", "settings": {"clients": [{"password": "p", "email": "ann"}]}}
+    door = {"protocol": "dokodemo-door", "tag": "c", "settings": {"address": "1.1.1.1"}}
+    [ann] = users(json.dumps([xui(), trojan, door]))
+    assert (list(ann.inbounds), ann.proxies.vless.id, ann.proxies.trojan.password) == (["b", "in"], "1", "p")
+    another = xui(tag="d", settings={"clients": [{"id": "2", "email": "ann"}]})
+    assert faults(json.dumps([xui(), another])) == [
+        "line 1, ann: ann has two vless ids, one an inbound: on a node a user has one"
+    ]
+
+
+def test_who_is_left_out_of_3x_ui() -> None:
+    """Who is in one inbound is in; times are milliseconds, and those below 0 have not begun."""
+
+    def one(tag: str, **client: Any) -> dict[str, Any]:
+        return xui(tag=tag, settings={"clients": [{"id": "1", "email": "ann", **client}]})
+
+    def read(*inbounds: Any) -> Any:
+        supply = userfile.parse(json.dumps(inbounds), (), NOW)
+        return [list(user.inbounds) for user in supply.users.values()], supply.left_out
+
+    assert read(one("a", enable=False)) == ([], {"disabled": 1})
+    assert read(xui(enable=False)) == ([], {"disabled": 1})
+    assert read(one("a", expiryTime=NOW * 1000 - 1)) == ([], {"expired": 1})
+    assert read(one("a", expiryTime=-1000)) == ([["a"]], {})
+    assert read(one("a", enable=False), one("b")) == ([["b"]], {})
+    assert faults(json.dumps([xui(settings="{")]))[0].startswith("inbound 1: its settings are no JSON")
+    assert faults(json.dumps([xui(settings={"clients": [{"id": "1"}]})])) == ["inbound 1: a client has no email"]
+
+
+# The file
+
+
+def test_what_operators_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who is left out is said aloud, a file that cannot be used is named."""
+    file = tmp_path / "users.csv"
+    file.write_text("name,inbounds,enabled\nann,in,\nbob,in,no\n", "utf-8-sig")
+    assert [user.email for user in userfile.read(file)] == ["ann"]
+    assert capsys.readouterr().err == f"{file}: 1 left out: disabled\n"
+    for text in (b"name,inbounds\nann,\nbob,\n", b"\xff"):
+        file.write_bytes(text)
+        with pytest.raises(Unusable) as told:
+            userfile.read(file)
+        assert str(file) in told.value.message
+    with pytest.raises(Unusable, match="no/such"):
+        userfile.read(Path("/no/such/file"))
+    assert issubclass(Unusable, click.ClickException)
+
+
+WORDS = st.text(st.characters(blacklist_categories=("Cs", "Cc")), min_size=1, max_size=8).map(str.strip).filter(bool)
+CELL = WORDS.filter(lambda word: "|" not in word)
+
+
+@given(
+    st.lists(
+        st.tuples(CELL, st.lists(CELL, min_size=1, max_size=3, unique=True), CELL), unique_by=lambda row: key_of(row[0])
+    )
+)
+def test_tables_say_what_was_written(rows: list[tuple[str, list[str], str]]) -> None:
+    """Whatever stands in cells, as long as the csv module wrote it."""
+    file = StringIO()
+    lines = csv.writer(file)
+    lines.writerow(["name", "inbounds", "trojan_password"])
+    lines.writerows((name, "|".join(tags), password) for name, tags, password in rows)
+    found = [(user.email, list(user.inbounds), user.proxies.trojan.password) for user in users(file.getvalue())]
+    assert found == rows
+
+
+JSONS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "users",
+                    "email",
+                    "name",
+                    "username",
+                    "proxies",
+                    "vless",
+                    "id",
+                    "inbounds",
+                    "unknown",
+                    "settings",
+                    "clients",
+                    "protocol",
+                    "tag",
+                    "enable",
+                    "status",
+                    "expire",
+                    "expiryTime",
+                    "obj",
+                    "result",
+                ]
+            ),
+            inner,
+            max_size=5,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@given(JSONS)
+def test_any_document(document: Any) -> None:
+    """It has users, or it is said why not."""
+    _read(json.dumps(document))
+
+
+@given(st.text())
+def test_any_text(text: str) -> None:
+    """So with a table, or whatever it is."""
+    _read(text)
+    _read(f"name,inbounds,enabled\n{text}")
+
+
+def _read(text: str) -> None:
+    try:
+        found = users(text)
+    except ValueError as error:
+        assert str(error)
+    else:
+        assert all(user.email and user.inbounds for user in found)

@@ -1,0 +1,129 @@
+"""Sums of bytes: they never go back, whatever is read, taken away, ends and begins anew, and they are the ledger's."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Iterable
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from node.contract.counters import Row, Scope, counter_name
+from node.traffic.ledger import Ledger, Taken
+from node.traffic.totals import OTHERS, Totals
+
+EVERY = frozenset(Scope)
+Place = tuple[Scope, str, str]
+places = st.tuples(
+    st.sampled_from(Scope), st.sampled_from(["ann", "Ann", "in"]), st.sampled_from(["uplink", "downlink"])
+)
+
+
+def sums(rows: Iterable[Row]) -> Tally[tuple[Scope, str, bool]]:
+    found: Tally[tuple[Scope, str, bool]] = Tally()
+    for row in rows:
+        for down, value in enumerate(row.both):
+            found[row.scope, row.key, bool(down)] += value
+    return found
+
+
+class Lasting(RuleBasedStateMachine):
+    """A core counts, begins again and is read; controllers take rows; figures are told; the node is killed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger(Totals(EVERY))
+        self.run, self.counts = 0, Tally[Place]()
+        self.replies: list[Taken] = []
+        self.delivered: Tally[tuple[Scope, str, bool]] = Tally()
+        self.told: Tally[tuple[Scope, str, bool]] = Tally()
+        self.rows: dict[tuple[Scope, str], Row] = {}
+        self.totals: dict[tuple[Scope, str], Row] = {}
+
+    @rule(place=places, more=st.integers(0, 1000))
+    def count(self, place: Place, more: int) -> None:
+        self.counts[place] += more
+
+    @rule()
+    def read(self) -> None:
+        self.ledger.book(self.run, {counter_name(*place): value for place, value in self.counts.items()})
+
+    @rule()
+    def core_ends(self) -> None:
+        """What it had not said is lost to the ledger as well."""
+        self.run, self.counts = self.run + 1, Tally()
+
+    @rule(scope=st.sampled_from(Scope))
+    def reset(self, scope: Scope) -> None:
+        self.replies.append(self.ledger.take(scope))
+
+    @rule(delivered=st.booleans())
+    def reply(self, delivered: bool) -> None:
+        for taken in self.replies:
+            self.ledger.settle(taken, delivered)
+            if delivered:
+                self.delivered += sums(rows_of(taken))
+        self.replies.clear()
+        self.save()
+
+    @rule()
+    def tell(self) -> None:
+        """As for a page of figures: on disk first."""
+        self.save()
+        now = self.shown()
+        assert all(now[place] >= value for place, value in self.told.items())
+        self.told = now
+
+    @rule()
+    def node_is_killed(self) -> None:
+        """Replies that were on their way have not arrived; what was not written is not there."""
+        self.replies.clear()
+        self.ledger = Ledger(Totals(EVERY))
+        self.ledger.restore(self.rows.values())
+        self.ledger.totals.restore(self.totals.values())
+        self.core_ends()
+        now = self.shown()
+        assert all(now[place] >= value for place, value in self.told.items())
+
+    @invariant()
+    def they_are_what_the_ledger_saw(self) -> None:
+        aside = [row for taken in self.replies for row in rows_of(taken)]
+        pending = [row for scope in Scope for row in self.ledger.all(scope)]
+        assert +self.shown() == +(self.delivered + sums(aside) + sums(pending))
+
+    def save(self) -> None:
+        self.rows.update({(row.scope, row.key): row for row in self.ledger.changes()})
+        self.totals.update({(row.scope, row.key): row for row in self.ledger.totals.changes()})
+
+    def shown(self) -> Tally[tuple[Scope, str, bool]]:
+        return sums(row for scope in Scope for row in self.ledger.totals.all(scope))
+
+
+LastingTests = Lasting.TestCase
+
+
+def rows_of(taken: Taken) -> list[Row]:
+    return [Row(taken.scope, key, *both) for key, both in taken.rows.items()]
+
+
+def test_only_what_is_asked_for_is_kept() -> None:
+    """Users take room and disk: their sums are kept where an operator wants them told."""
+    totals = Totals()
+    totals.book([(Scope.USER, "ann", True, 5), (Scope.INBOUND, "in", False, 3), (Scope.INBOUND, "idle", False, 0)])
+    assert totals.all(Scope.USER) == []
+    assert totals.all(Scope.INBOUND) == [Row(Scope.INBOUND, "in", 3, 0), Row(Scope.INBOUND, "idle", 0, 0)]
+    assert totals.changes() == [Row(Scope.INBOUND, "in", 3, 0)]
+    assert totals.changes() == []
+
+
+def test_names_have_a_bound() -> None:
+    """Whoever invents tags makes no more series than this; their bytes are still counted, and no series goes back."""
+    totals = Totals(EVERY, dict.fromkeys(Scope, 2))
+    for number in range(4):
+        totals.book([(Scope.USER, f"u{number}", True, 10)])
+    assert totals.all(Scope.USER)[:2] == [Row(Scope.USER, "u0", 0, 10), Row(Scope.USER, "u1", 0, 10)]
+    assert totals.all(Scope.USER)[2:] == [Row(Scope.USER, OTHERS, 0, 20)]
+    totals.changes()
+    totals.make_room(Scope.USER, lambda name: name == "u1")
+    assert totals.all(Scope.USER) == [Row(Scope.USER, "u1", 0, 10), Row(Scope.USER, OTHERS, 0, 20)]
+    assert totals.changes() == [Row(Scope.USER, "u0", 0, 0)]
