@@ -28,7 +28,7 @@ _TWISTD = Path(sys.executable).with_name("twistd")
 TRAFFIC_INTERVAL = 0.1
 # For tests that follow each other faster than cores are deserted: no change of users waits for room for another core.
 ROOMY = {"DRAIN_GENERATIONS": "100"}
-_PORTS = ("REST_PORT", "GRPC_PORT", "SERVICE_PORT")
+_PORTS = ("REST_PORT", "GRPC_PORT", "SERVICE_PORT", "METRICS_PORT")
 _READY = 20.0
 _STOP = 20.0
 

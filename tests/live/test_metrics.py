@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.service_pb2 import Inbounds
-from scripts.staging import transfer
+from scripts.staging import socks, transfer
 from scripts.staging.controller import RestController, RpcController
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import Kind
@@ -23,8 +23,9 @@ from scripts.staging.node import NodeProcess
 from scripts.staging.ports import free_port
 from scripts.staging.users import TestUser
 from scripts.staging.wait import until
-from tests.conftest import Place, connection, member, run
+from tests.conftest import Place, connection, member, run, way
 from tests.harness.figures import series, value
+from tests.harness.grounds import Ground
 from tests.harness.rest import Response, Rest
 
 SCOPED = {scope: str(uuid.uuid4()) for scope in ("metrics", "read", "all")}
@@ -227,9 +228,9 @@ def test_readiness_follows_the_core(keyed: NodeProcess, home: Place) -> None:
     def check(name: str = "") -> Any:
         return health.Check(health_pb2.HealthCheckRequest(service=name), metadata=key, timeout=10).status
 
-    watched = health.Watch(health_pb2.HealthCheckRequest(service="readyz"), metadata=key, timeout=60)
     states = health_pb2.HealthCheckResponse
-    until(lambda: check() == states.SERVING, what="gRPC says so")
+    until(lambda: check() == states.SERVING and ready(keyed).status == 200, what="gRPC says so")
+    watched = health.Watch(health_pb2.HealthCheckRequest(service="readyz"), metadata=key, timeout=60)
     assert next(watched).status == states.SERVING
 
     def unwell() -> bool:
@@ -256,3 +257,16 @@ def test_a_stranger_on_this_machine_learns_a_word_alone(keyed: NodeProcess) -> N
     assert ready(keyed, accept="application/json").json().keys() == {"ok"}
     refusal = Rest(keyed, key="").call("GET", "/readyz", b"some body")
     assert refusal.status == 401
+
+
+def test_a_proxied_user_gets_no_figures(
+    keyed: NodeProcess, all_kinds: Mapping[str, Kind], ground: Ground, echo: EchoServer
+) -> None:
+    """The core reaches loopback for them, and the port for metrics takes the core for what it is: it needs a key."""
+    place, ann = Place(all_kinds["vless-raw"], "in", ground=ground), TestUser.new("ann@test")
+    run(RestController(keyed), [place], [member(ann, place)])
+    with way(place, ann) as port:
+        transfer.connect(port, echo).close()
+        with socks.connect(port, "127.0.0.1", int(keyed.environment["METRICS_PORT"])) as link:
+            link.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            assert link.recv(100).startswith(b"HTTP/1.1 401 ")

@@ -222,7 +222,7 @@ class PollingTests(SynchronousTestCase):
         reading.cancel()
         self.failureResultOf(reading)
         answer.callback(None)
-        self.assertEqual(self.traffic.everything(), [Row(Scope.USER, "ann", 5, 0)])
+        self.assertEqual(self.traffic.everything()[0], [Row(Scope.USER, "ann", 5, 0)])
         self.assertEqual(self.core.asked, 1)
 
     def test_a_core_that_does_not_answer(self) -> None:

@@ -1,0 +1,242 @@
+"""The parts of metrics and health by themselves: names, sharing, verdicts, lateness."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from node.api.auth import bearer_of
+from node.backend.generations import Generations
+from node.backend.state import State, Status
+from node.errors import CoreFailed
+from node.logs import LogRing
+from node.machine.neighbour import user_of
+from node.metrics import lag
+from node.metrics.families import ALIASES, FAMILIES, READ, Kind, made
+from node.metrics.pages import FRESH, Shared, _verdict
+from node.metrics.readiness import Readiness, checks
+from node.tap import is_loopback, is_open_to_others
+from tests.harness.figures import series
+
+ODD = 'a"b\\c\nd é'
+
+
+class _Told:
+    def collect(self) -> Any:
+        labels = {family.name: [([ODD] * len(family.labels), 7.0)] for family in READ}
+        more = {f"core_{family.name}": [([ODD] * len(family.labels), 7.0)] for family in ALIASES}
+        yield from made(READ, labels)
+        yield from made(ALIASES, more, "core_")
+
+
+@pytest.mark.parametrize("write", [generate_latest, openmetrics])
+def test_every_name_is_written_as_it_is_in_the_table(write: Callable[[Any], bytes]) -> None:
+    """With its labels, whatever characters are in them, in both forms."""
+    found = series(write(_Told()).decode())
+    expected = {family.name for family in READ} | {f"core_{family.name}" for family in ALIASES}
+    assert {name for name, _ in found} == expected
+    for (name, labels), number in found.items():
+        assert number == (1 if name.endswith("_info") else 7)
+        assert all(text == ODD for _, text in labels)
+
+
+def test_names_are_as_prometheus_wants_them() -> None:
+    """Of one prefix, counters with _total and nothing else with it; each with a sentence."""
+    assert len({family.name for family in FAMILIES}) == len(FAMILIES)
+    for family in FAMILIES:
+        assert family.name.startswith("txnode_")
+        assert family.name.endswith("_total") == (family.kind is Kind.COUNTER)
+        assert family.text
+
+
+class SharedTests(SynchronousTestCase):
+    """Work is done once for all who ask meanwhile."""
+
+    def setUp(self) -> None:
+        self.clock: Any = Clock()
+        self.works: list[Deferred[int]] = []
+
+        async def work() -> int:
+            self.works.append(Deferred())
+            return await self.works[-1]
+
+        self.shared = Shared(self.clock, work)
+
+    def ask(self) -> Deferred[int]:
+        return ensureDeferred(self.shared.get())
+
+    def test_two_at_once(self) -> None:
+        """Also where one of them gives up; who comes soon after has the same, who comes later another."""
+        one, other = self.ask(), self.ask()
+        one.cancel()
+        self.failureResultOf(one)
+        self.works[0].callback(1)
+        self.assertEqual(self.successResultOf(other), 1)
+        self.assertEqual(self.successResultOf(self.ask()), 1)
+        self.clock.advance(FRESH)
+        later = self.ask()
+        self.works[1].callback(2)
+        self.assertEqual(self.successResultOf(later), 2)
+
+    def test_an_error_is_everybodys_and_not_kept(self) -> None:
+        one, other = self.ask(), self.ask()
+        self.works[0].errback(ZeroDivisionError())
+        self.failureResultOf(one, ZeroDivisionError)
+        self.failureResultOf(other, ZeroDivisionError)
+        again = self.ask()
+        self.works[1].callback(3)
+        self.assertEqual(self.successResultOf(again), 3)
+
+
+class ReadinessTests(SynchronousTestCase):
+    """Looked at every second; whoever is told of changes is told once."""
+
+    def setUp(self) -> None:
+        self.clock: Any = Clock()
+        self.fault, self.told = "", list[bool]()
+
+        async def state() -> str:
+            if self.fault == "raise":
+                raise ZeroDivisionError
+            if self.fault == "fail":
+                raise CoreFailed("it fails")
+            return self.fault
+
+        self.readiness = Readiness(self.clock, {"state": state})
+        self.readiness.changed = self.told.append
+        self.readiness.startService()
+        self.addCleanup(self.readiness.stopService)
+
+    def after(self, fault: str) -> str:
+        self.fault = fault
+        self.clock.advance(1)
+        return self.readiness.faults.get("state", "")
+
+    def test_a_verdict(self) -> None:
+        self.assertFalse(self.readiness.ready)
+        self.assertEqual(self.after(""), "")
+        self.assertTrue(self.readiness.ready)
+        self.assertEqual(self.after("the disk is full"), "the disk is full")
+        self.assertEqual(self.after("fail"), "it fails")
+        self.assertEqual(self.after(""), "")
+        self.assertEqual(self.told, [True, False, True])
+
+    def test_what_cannot_be_looked_at_is_not_well(self) -> None:
+        self.after("")
+        self.assertIn("ZeroDivisionError", self.after("raise"))
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+
+
+class _Run:
+    alive = True
+    closed: tuple[str, ...] = ()
+
+    async def deaf(self) -> tuple[str, ...]:
+        return self.closed
+
+
+class CheckTests(SynchronousTestCase):
+    """What the three checks look at."""
+
+    def setUp(self) -> None:
+        clock: Any = Clock()
+        self.store: Any = type("Store", (), {"fault": ""})()
+        self.status = Status(LogRing(clock, 10))
+        self.generations = Generations()
+        self.core: Any = _Run()
+
+    def verdict(self) -> dict[str, str]:
+        found = checks(self.store, self.status, self.generations)
+        return {name: text for name, check in found.items() if (text := self.successResultOf(ensureDeferred(check())))}
+
+    def test_nothing_is_wanted(self) -> None:
+        self.assertEqual(self.verdict(), {})
+        self.store.fault = "no room"
+        self.assertEqual(self.verdict(), {"state": "no room"})
+
+    def test_a_core_is_wanted(self) -> None:
+        """It is to run, and may be the one before while another comes up."""
+        self.status.enter(State.STARTING, "soon")
+        self.assertEqual(self.verdict(), {"core": "the core is starting: soon"})
+        self.generations.adopt(self.core)
+        self.assertEqual(self.verdict(), {})
+        self.status.enter(State.RUNNING)
+        self.assertEqual(self.verdict(), {})
+        self.core.closed = ("port 1", "port 2")
+        self.assertEqual(self.verdict(), {"inbounds": "port 1; port 2"})
+        self.core.closed, self.core.alive = (), False
+        self.assertIn("core", self.verdict())
+        self.status.enter(State.FAILED, "bad")
+        self.assertEqual(self.verdict(), {"core": "the core is failed: bad"})
+        self.status.enter(State.STOPPED)
+        self.assertEqual(self.verdict(), {})
+
+
+class LagTests(SynchronousTestCase):
+    def test_the_worst_of_a_minute(self) -> None:
+        clock: Any = Clock()
+        looked = lag.Lag(clock)
+        looked.startService()
+        clock.advance(lag.INTERVAL)
+        self.assertEqual(looked.worst, 0)
+        clock.advance(lag.INTERVAL + 2)
+        self.assertEqual(looked.worst, 2)
+        clock.pump([lag.INTERVAL] * int(lag.REMEMBERED / lag.INTERVAL))
+        self.assertEqual(looked.worst, 0)
+        looked.stopService()
+        self.assertEqual(clock.getDelayedCalls(), [])
+
+
+@pytest.mark.parametrize("faults", [{}, {"core": "the core of ann is down"}])
+def test_a_stranger_is_told_a_word(faults: dict[str, str]) -> None:
+    """Nothing but the verdict, in either form; whoever has shown a key reads why."""
+    status, word = (503, "not ok") if faults else (200, "ok")
+    text = _verdict(faults, ("state", "core"), "", known=False)
+    assert (text.status, text.body) == (status, f"{word}\n".encode())
+    assert json.loads(_verdict(faults, ("state", "core"), "application/json", known=False).body) == {"ok": not faults}
+    told = json.loads(_verdict(faults, ("state", "core"), "application/json", known=True).body)
+    assert told == {"ok": not faults, "checks": {"state": "ok", "core": faults.get("core", "ok")}}
+    assert all(fault in _verdict(faults, (), "", known=True).body.decode() for fault in faults.values())
+
+
+def test_the_password_is_the_key() -> None:
+    """What is no basic authentication stays as it is."""
+    for key in ("key", "a:b", ""):
+        assert bearer_of("bAsic " + base64.b64encode(f"who:{key}".encode()).decode()) == f"Bearer {key}"
+    for other in ("Bearer x", "Basic %%%", "Basic", ""):
+        assert bearer_of(other) == other
+    assert bearer_of("Basic " + base64.b64encode(b"no colon").decode()) == "Bearer "
+
+
+def test_whose_a_connection_is() -> None:
+    """The kernel says: ours; of one that is not there it says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        taken, peer = server.accept()
+        with taken:
+            assert user_of(peer, taken.getsockname()) == os.getuid()
+            assert user_of(("127.0.0.1", 1), taken.getsockname()) is None
+            transport: Any = type("Transport", (), {})()
+            transport.getPeer = lambda: type("Address", (), {"host": peer[0], "port": peer[1]})
+            transport.getHost = lambda: type("Address", (), {"host": "127.0.0.1", "port": server.getsockname()[1]})
+            assert not is_open_to_others("/metrics", transport)
+            client.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "is_here"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("::ffff:127.0.0.1", True), ("::ffff:10.0.0.1", False)]
+    + [("10.0.0.1", False), ("fe80::1%eth0", False), ("0.0.0.0", False)],
+)
+def test_what_this_machine_is(host: str, is_here: bool) -> None:
+    assert is_loopback(host) == is_here
