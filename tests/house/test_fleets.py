@@ -142,7 +142,12 @@ def test_ports_agree() -> None:
 
 
 def test_users_agree() -> None:
-    """The chart and the job run the node as the same user, and give them the secrets."""
+    """The image, the chart and the job have the same one, whose the secrets are; the state is where the image has it."""
+    image = (DEPLOY / "Containerfile").read_text()
+    assert f"USER {_USER}:{_USER}\n" in image
+    [state] = re.findall(r"STATE_DIR=(\S+)", image)
+    assert f"mountPath: {state}\n" in (CHART / "templates" / "daemonset.yaml").read_text()
+    assert f'destination = "{state}"' in JOB.read_text()
     assert read(CHART / "values.yaml")["securityContext"]["user"] == _USER
     assert set(re.findall(r"\b(?:user|uid|gid) += \"?(\d+)", JOB.read_text())) == {str(_USER)}
 
