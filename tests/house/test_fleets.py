@@ -142,7 +142,7 @@ def test_ports_agree() -> None:
 
 
 def test_users_agree() -> None:
-    """The image, the chart and the job have the same one, whose the secrets are; the state is where the image has it."""
+    """The image, the chart and the job have the same one, whose secrets they are, and the state in the same place."""
     image = (DEPLOY / "Containerfile").read_text()
     assert f"USER {_USER}:{_USER}\n" in image
     [state] = re.findall(r"STATE_DIR=(\S+)", image)
