@@ -31,6 +31,7 @@ from node.api.readers import EventReader, LogReader, PlacedReader
 from node.door.upstream import Upstream
 from node.errors import Forbidden, Internal, InvalidRequest, NodeError, Unauthenticated, UnknownPath
 from node.logs import Logger
+from node.transport.health import Health
 from node.transport.serving import Serving
 from node.waiting import fire
 from protos.service_pb2 import EventsRequest, Log
@@ -71,7 +72,7 @@ class RpcServer:
         self._upstream = upstream
         self._serving: Serving | None = None
         # Says in gRPC's own words what /readyz says; of every server that there is.
-        self._health = health.aio.HealthServicer()
+        self._health = Health()
         heard, refused = partial(aio.tell, self._heard, calls, upstream), partial(aio.call, self._refused, upstream)
         self._gate = _Gate(authenticator, _Handlers(aio, calls, upstream), heard, refused)
 
@@ -79,7 +80,7 @@ class RpcServer:
         """Bind and serve. Raises `OSError` if there can be no socket."""
         await self._told(_serving(False))
         # That it answers is the answer.
-        await self._health.set("livez", _serving(True))
+        self._health.set(_serving(True), "livez")
         self._serving = Serving(self._bound)
         await self._serving.start()
 
@@ -95,8 +96,7 @@ class RpcServer:
         )
 
     async def _told(self, verdict: Any) -> None:
-        for name in _HEALTH:
-            await self._health.set(name, verdict)
+        self._health.set(verdict, *_HEALTH)
 
     def _bound(self) -> Any:
         server = grpc.aio.server(options=_OPTIONS, interceptors=(self._gate,))

@@ -185,7 +185,7 @@ def test_no_circles() -> None:
 def test_transports_do_not_know_each_other() -> None:
     """REST and gRPC share what is behind them, nothing else."""
     rest = {"node.transport.rest", "node.transport.site", "node.transport.streams"}
-    rpc = {"node.transport.rpc", "node.transport.serving"}
+    rpc = {"node.transport.rpc", "node.transport.serving", "node.transport.health"}
     for one, other in ((rest, rpc), (rpc, rest)):
         assert not {target for name in one for target in own_imports(name)} & other
 
@@ -275,7 +275,7 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.way"}
         (["threading", "concurrent", "multiprocessing", "queue"], {"node.aio"}),
         (
             ["asyncio"],
-            {"node.aio", "node.transport.rpc", "node.transport.serving", "node.client.rpc"}
+            {"node.aio", "node.transport.rpc", "node.transport.serving", "node.transport.health", "node.client.rpc"}
             | API
             | {"drivers.xray.router"},
         ),
@@ -288,7 +288,7 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.way"}
         (["treq"], {"node.client.rest"}),
         (
             ["grpc", "grpc_health", "grpc_reflection"],
-            {"node.aio", "node.transport.rpc", "node.client.rpc"} | API,
+            {"node.aio", "node.transport.rpc", "node.transport.health", "node.client.rpc"} | API,
         ),
         (
             ["psutil"],

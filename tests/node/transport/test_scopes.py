@@ -6,7 +6,9 @@ import http.client
 import uuid
 from typing import Any
 
-from h2.events import ResponseReceived, StreamEnded, TrailersReceived
+from h2.events import DataReceived, ResponseReceived, StreamEnded, TrailersReceived
+from h2.settings import SettingCodes
+from twisted.internet import reactor as installed
 from twisted.internet.threads import deferToThread
 
 import node.aio  # noqa: F401 - first: it sets gRPC's environment
@@ -27,6 +29,7 @@ from tests.node.door.test_entrance import DoorCase, Http2
 from tests.node.transport.test_rest import framed, sample
 from tests.node.transport.test_site import BEARER, Client, head, until
 
+reactor: Any = installed
 STREAMS = (Kind.LOGS, Kind.EVENTS)
 KEYS = {scope: str(uuid.uuid4()) for scope in Scope}
 NAMED = [Key(scope.word, scope, digest_of(KEYS[scope])) for scope in Scope]
@@ -164,6 +167,29 @@ class ScopeTests(ScopeCase):
         for key in KEYS.values():
             self.assertEqual(await deferToThread(status, key), "OK")
         self.assertEqual(await deferToThread(status, "wrong"), "UNAUTHENTICATED")
+
+    async def test_health_with_a_watcher_that_takes_nothing(self) -> None:
+        """It keeps no news from those who ask, nor from the other watchers."""
+        watcher = await self.connect(Http2())
+        watcher.http.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 7})
+        names = {":method": "POST", ":scheme": "http", ":path": "/grpc.health.v1.Health/Watch", ":authority": "x"}
+        key = ("x-api-key", KEYS[Scope.METRICS])
+        watcher.http.send_headers(1, [*names.items(), ("te", "trailers"), ("content-type", "application/grpc"), key])
+        watcher.http.send_data(1, bytes(5), end_stream=True)
+        watcher.flush()
+        await until(watcher.heard(DataReceived))
+
+        def check() -> int:
+            with grpc.insecure_channel(self.address) as channel:
+                stub: Any = health_pb2_grpc.HealthStub(channel)
+                return int(stub.Check(health_pb2.HealthCheckRequest(), metadata=[key], timeout=10).status)
+
+        states = health_pb2.HealthCheckResponse
+        for ready, told in ((True, states.SERVING), (False, states.NOT_SERVING)) * 2:
+            self.server.tell(ready)
+            end = reactor.seconds() + 5
+            while await deferToThread(check) != told:
+                self.assertLess(reactor.seconds(), end, "the health service does not hear of it")
 
     async def test_who_did_it(self) -> None:
         """Events tell by which key, and from where, a Start came; over both protocols."""
