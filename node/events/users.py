@@ -14,6 +14,8 @@ from node.events.kinds import Kind
 TOGETHER = 10.0
 NAMED = 5
 GATHERED = 10_000
+# Characters of a name and of a reason.
+LONGEST_NAME, LONGEST_REASON = 100, 500
 
 
 class UserEvents:
@@ -57,7 +59,7 @@ class _Gathering:
         if now >= self._quiet_until:
             self._told = {}
         for name, reason in users:
-            self._take(name, reason)
+            self._take(name[:LONGEST_NAME], reason[:LONGEST_REASON])
         if self._users and now >= self._quiet_until:
             self.flush()
         elif self._users and self._call is None:

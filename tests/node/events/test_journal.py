@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -325,6 +326,18 @@ class UserTests(JournalCase):
         self.users.cut(["bert"])
         self.assertEqual(len(self.asked()), 3)
         self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_names_and_reasons_without_end(self) -> None:
+        """What waits for the next event is bounded, whatever users are called, and all that an event names has room."""
+        tracemalloc.start()
+        self.addCleanup(tracemalloc.stop)
+        for number in range(100):
+            self.users.refused([(f"{number} " + "x" * 1_000_000, f"{number} " + "y" * 1_000_000)])
+        self.assertLess(tracemalloc.get_traced_memory()[0], 1_000_000)
+        self.users.close()
+        _, others = self.asked()
+        self.assertIn("and 94 others", others.text)
+        self.assertIn("5 xxx", others.fields["names"])
 
     def test_who_is_refused_again_is_no_news(self) -> None:
         """For the same reason, and for a while."""
