@@ -20,20 +20,23 @@ class Usage:
 
 
 def usage(pid: int | None = None) -> Usage | None:
-    """Of a process, or of this one; None if it has gone."""
+    """Of a process, or of this one; None if it has gone, or cannot be looked at."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():
             times = process.cpu_times()
             age = max(0.0, time.time() - process.create_time())
             return Usage(process.memory_info().rss, times.user + times.system, age)
-    except psutil.Error:
+    except (psutil.Error, OSError):  # an error of the system's, such as that there is no descriptor for looking
         return None
 
 
 def open_files() -> int:
     """Descriptors that this process has open, the one for looking left out."""
-    return sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1
+    try:
+        return sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1
+    except OSError:  # there is none for looking
+        return most_files()
 
 
 def most_files() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import resource
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,7 @@ from node.backend.state import State, Status
 from node.errors import CoreFailed
 from node.logs import LogRing
 from node.machine.neighbour import user_of
+from node.machine.usage import most_files, open_files, usage
 from node.metrics import lag
 from node.metrics.families import ALIASES, FAMILIES, READ, Kind, made
 from node.metrics.pages import FRESH, Shared, _verdict
@@ -219,6 +221,17 @@ def test_the_password_is_the_key() -> None:
     for other in ("Bearer x", "Basic %%%", "Basic é", "Basic \udce9", "Basic", ""):
         assert bearer_of(other) == other
     assert bearer_of("Basic " + base64.b64encode(b"no colon").decode()) == "Bearer "
+
+
+def test_without_a_descriptor() -> None:
+    """Where none is left nothing can be looked up, and the other figures are told nevertheless."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        assert usage() is None
+        assert open_files() == most_files()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_whose_a_connection_is() -> None:
