@@ -5,8 +5,8 @@
 settings of a node. At the end there is a table, and the verdict: the median of the node's memory in the last five
 minutes against that of minutes 10 to 15, and the same of its descriptors and threads; a shorter run is looked at in
 shorter parts. The status is 1 if anything grew, anything failed that should not, or a traceback stands in the node's
-log. `--picture` takes an SVG of the memory, `--samples` the looks, each a line of JSON, `--log` what the node said. With
-`--memory` node and cores have no more than that together, as root alone can arrange, and what they took is said.
+log. `--picture` takes an SVG of the memory, `--samples` the looks, each a line of JSON, `--log` what the node said.
+With `--memory` node and cores have no more than that together, as root alone can arrange, and what they took is said.
 """
 
 from __future__ import annotations
