@@ -30,6 +30,7 @@ from node.api.keyring import Keyring
 from node.api.operations import Backend, Policy
 from node.api.pages import Page
 from node.backend.drain import Limits
+from node.contract.counters import Scope
 from node.contract.driver import Host
 from node.door import connections
 from node.door.entrance import Entrance
@@ -216,6 +217,7 @@ class NodeService(Service):
             lag=self._lag,
             state_dir=settings.state_dir,
             places=connections.Limits.max_connections,
+            scopes=[*Scope] if settings.metrics_users else [Scope.INBOUND, Scope.OUTBOUND],
             crowd=self._crowd,
             warnings=lambda: backend.warnings,
             expires=lambda: self._certificates.current.expires,

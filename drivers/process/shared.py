@@ -97,9 +97,10 @@ class SharedRun(Run[A]):
         return await self._sharing.connected(self._number, self._listening.ports)
 
     async def deaf(self) -> Sequence[str]:
-        ports = [range(port, port + 1) for port in self._listening.listens]
+        ports = self._listening.listens
         try:
-            return self._ears.look(listening(ports))
+            # Of very many it is not looked at: it would take the time of others.
+            return self._ears.look(listening(ports)) if len(ports) <= MOST else ()
         except OSError as error:
             raise CoreFailed(f"the kernel does not tell who listens: {error}") from error
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import NamedTuple
 
-from drivers.sockets.connections import Endpoint, Ports, at, plain
+from drivers.sockets.connections import Endpoint, Ports, plain
 
 # include/uapi/linux/{netlink,inet_diag}.h. The kernel goes through its whole table of connections for each request; the
 # older one of two kinds asks for both families at once.
@@ -69,7 +69,7 @@ def connections(ports: Ports) -> list[Connection]:
     return list(_dump(_program(ports)))
 
 
-def listening(ports: Ports) -> dict[int, int]:
+def listening(ports: Container[int]) -> dict[int, int]:
     """Those of these ports at which TCP connections are taken on this machine, and how many wait to be accepted.
 
     Raises `OSError` if the kernel does not say.
@@ -77,7 +77,7 @@ def listening(ports: Ports) -> dict[int, int]:
     found: dict[int, int] = {}
     for data, position in _messages(_program([range(1, 65536)]), _LISTENING):
         port = int.from_bytes(data[position + 20 : position + 22])
-        if at(port, ports):
+        if port in ports:
             found[port] = found.get(port, 0) + _WAITING.unpack_from(data, position + 72)[0]
     return found
 

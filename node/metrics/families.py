@@ -16,7 +16,7 @@ from prometheus_client.core import (
 
 # What is told of one name: values of its labels, and a number.
 Sample = tuple[Sequence[str], float]
-Samples = Mapping[str, Sequence[Sample]]
+Samples = Mapping[str, Iterable[Sample]]
 
 
 class Kind(Enum):
@@ -158,14 +158,14 @@ def made(families: Iterable[Family], samples: Samples, prefix: str = "") -> Iter
             yield (_info if family.kind is Kind.INFO else _numbers)(family, prefix + family.name, known)
 
 
-def _info(family: Family, name: str, samples: Sequence[Sample]) -> Metric:
+def _info(family: Family, name: str, samples: Iterable[Sample]) -> Metric:
     metric = InfoMetricFamily(name.removesuffix("_info"), family.text)
     for labels, _ in samples:
         metric.add_metric([], dict(zip(family.labels, labels, strict=True)))
     return metric
 
 
-def _numbers(family: Family, name: str, samples: Sequence[Sample]) -> Metric:
+def _numbers(family: Family, name: str, samples: Iterable[Sample]) -> Metric:
     metric: GaugeMetricFamily = _MADE[family.kind](name, family.text, labels=family.labels)  # type: ignore[call-arg, assignment]
     for labels, value in samples:
         metric.add_metric(labels, value)

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from twisted.internet.defer import TimeoutError, ensureDeferred
@@ -45,6 +46,8 @@ class Sources:
     lag: Lag
     state_dir: Path
     places: int
+    # Of what bytes are told.
+    scopes: Sequence[Scope]
     crowd: Callable[[], Iterable[tuple[str, bool]]]
     warnings: Callable[[], Sequence[str]]
     expires: Callable[[], float]
@@ -69,12 +72,24 @@ class Figures:
         if self.prefix:
             up = await self._ask()
             self._readings += 1
-            figures = _aliases(sources, self._said, up, self._readings, self._reactor.seconds() - began)
+            figures = _aliases(self._said, up, self._readings, self._reactor.seconds() - began)
             found += [(self.prefix + name, labels, value) for name, labels, value in figures]
         samples: defaultdict[str, list[Sample]] = defaultdict(list)
         for name, labels, value in found:
             samples[name].append((labels, value))
-        return samples
+        return {**samples, **self._bytes()}
+
+    def _bytes(self) -> dict[str, Iterable[Sample]]:
+        """The sums, made into samples only when they are written, aside."""
+        scopes, totals = self._sources.scopes, self._sources.traffic.totals
+        found: dict[str, Iterable[Sample]] = {
+            f"txnode_{scope.value}_bytes_total": _both(totals(scope)) for scope in scopes
+        }
+        if self.prefix:
+            rows = [chain(*map(totals, scopes)) for _ in DIRECTIONS]
+            for way, (direction, some) in enumerate(zip(DIRECTIONS, rows, strict=True)):
+                found[f"{self.prefix}traffic_{direction}_bytes_total"] = _targets(some, way)
+        return found
 
     async def _ask(self) -> bool:
         """Whether the core answers, which says what it takes."""
@@ -153,10 +168,6 @@ def _users(sources: Sources) -> Iterator[Figure]:
 
 
 def _traffic(sources: Sources) -> Iterator[Figure]:
-    for scope in Scope:
-        for row in sources.traffic.totals(scope):
-            for direction, value in zip(DIRECTIONS, row.both, strict=True):
-                yield f"txnode_{scope.value}_bytes_total", (row.name, direction), value
     yield "txnode_counters_age_seconds", (), sources.traffic.age
     for scope, rows in sources.traffic.pending.items():
         yield "txnode_ledger_rows", (scope.value,), rows
@@ -170,7 +181,7 @@ def _state(sources: Sources) -> Iterator[Figure]:
     yield "txnode_certificate_expiry_timestamp_seconds", (), sources.expires()
 
 
-def _aliases(sources: Sources, said: BackendStatsResponse, up: bool, readings: int, seconds: float) -> Iterator[Figure]:
+def _aliases(said: BackendStatsResponse, up: bool, readings: int, seconds: float) -> Iterator[Figure]:
     yield "up", (), up
     yield "scrape_duration_seconds", (), seconds
     yield "scrapes_total", (), readings
@@ -183,10 +194,13 @@ def _aliases(sources: Sources, said: BackendStatsResponse, up: bool, readings: i
     yield "memstats_frees_total", (), said.frees
     yield "memstats_num_gc", (), said.num_gc
     yield "memstats_pause_total_ns", (), said.pause_total_ns
-    for row in (row for scope in Scope for row in sources.traffic.totals(scope)):
-        yield "traffic_uplink_bytes_total", _target(row), row.uplink
-        yield "traffic_downlink_bytes_total", _target(row), row.downlink
 
 
-def _target(row: Row) -> Sequence[str]:
-    return row.scope.value, row.name
+def _both(rows: Iterable[Row]) -> Iterator[Sample]:
+    for row in rows:
+        for direction, value in zip(DIRECTIONS, row.both, strict=True):
+            yield (row.name, direction), value
+
+
+def _targets(rows: Iterable[Row], way: int) -> Iterator[Sample]:
+    return (((row.scope.value, row.name), row.both[way]) for row in rows)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 from twisted.application.service import Service
 from twisted.internet.interfaces import IReactorTime
@@ -18,7 +19,7 @@ from node.state.store import Store
 # Seconds between two looks.
 INTERVAL = 1.0
 # Says what is wrong; nothing if nothing is.
-Check = Callable[[], Awaitable[str]]
+Check = Callable[[], Coroutine[Any, Any, str]]
 _NOT_YET = "it was not looked at yet"
 
 

@@ -77,6 +77,8 @@ class Traffic:
         # Why the last reading of a generation brought nothing.
         self._faults: dict[Generation, str] = {}
         self._read_at = self._saved_at = float("-inf")
+        # Those that are told.
+        self._sums: Mapping[Scope, Sequence[Row]] = {}
         # When the last reading began that brought the counters of every run.
         self._whole_at = reactor.seconds()
 
@@ -95,10 +97,13 @@ class Traffic:
         """How many rows of each scope there are in the ledger."""
         return self._ledger.sizes
 
-    def totals(self, scope: Scope) -> list[Row]:
-        """The sums since ever. Users who are none any more are left out."""
-        rows = self._ledger.totals.all(scope)
-        return [row for row in rows if row.key == OTHERS or self._is_user(row.key)] if scope is Scope.USER else rows
+    def totals(self, scope: Scope) -> Iterator[Row]:
+        """The sums since ever, as of the last `settled`; may be gone through in another thread, for there may be many.
+
+        Users who are none any more are left out.
+        """
+        rows = self._sums.get(scope, ())
+        return (row for row in rows if scope is not Scope.USER or row.key == OTHERS or self._is_user(row.key))
 
     def begin(self, rows: Iterable[Row]) -> None:
         """Go on from the rows of an earlier node, and read the counters from now on."""
@@ -117,21 +122,28 @@ class Traffic:
         self._store.totals(self._ledger.totals.changes())
 
     async def settled(self, patience: float) -> None:
-        """Have the sums of now, and have them on disk: what was told of them is not to go back when the node is killed.
+        """Have `totals` tell of now, what is on disk: it must not go back when the node is killed.
 
-        Waits for so many seconds at most: for a core that hangs the last known ones do, and for a disk as well.
+        A core that hangs, and a disk, are waited for so many seconds each at most; the last known sums stand then.
         """
-        work = ensureDeferred(self._settled())
-        try:
-            await work.addTimeout(patience, self._reactor)
-        except TimeoutError:
-            self.log.debug("counters were told as they were known last")
+        for work in (self._refresh, self._keep):
+            try:
+                await ensureDeferred(work()).addTimeout(patience, self._reactor)
+            except TimeoutError:
+                self.log.debug("sums are told as they were known last")
 
-    async def _settled(self) -> None:
+    async def _refresh(self) -> None:
         if self._reactor.seconds() - self._read_at >= FRESH * self._interval:
             await self.read()
-        self._store.totals(self._ledger.totals.changes())
+
+    async def _keep(self) -> None:
+        while sums := self._ledger.totals.changes(SLICE):
+            self._store.totals(sums)
+            await self._breathe(sums)
+        # All of this is with the store; what is booked from here on is not.
+        told = {scope: self._ledger.totals.all(scope) for scope in Scope}
         await self._store.flush()
+        self._sums = told
 
     async def read(self, generation: Generation | None = None, wanted: Wanted = None) -> bool:
         """Book what one run of a core, or each, has counted by now; whether there may be more. `wanted`: of some names.
@@ -172,8 +184,9 @@ class Traffic:
         rows = self._ledger.changes(SLICE)
         self._store.rows(rows)
         self._ledger.totals.make_room(Scope.USER, self._is_user)
-        self._store.totals(self._ledger.totals.changes())
-        if len(rows) == SLICE:
+        sums = self._ledger.totals.changes(SLICE)
+        self._store.totals(sums)
+        if SLICE in (len(rows), len(sums)):
             self._reactor.callLater(0, self.save)
 
     def _settle(self, taken: Taken, delivered: bool) -> None:

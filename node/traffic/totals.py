@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from itertools import islice
 
 from node.contract.counters import Both, Row, Scope, _key
 
@@ -40,9 +41,10 @@ class Totals:
         """The sums of a scope, as they are now."""
         return [*self._rows.get(scope, {}).values()]
 
-    def changes(self) -> list[Row]:
+    def changes(self, most: int | None = None) -> list[Row]:
         """The sums that are not as they were when they were told last. Zero: there is none."""
-        dirty, self._dirty = self._dirty, set()
+        dirty = set(islice(self._dirty, most))
+        self._dirty -= dirty
         return [self._rows[scope].get(key, Row(scope, key, 0, 0)) for scope, key in dirty]
 
     def everything(self) -> list[Row]:

@@ -196,4 +196,5 @@ def _translated(failure: Failure) -> NodeError:
 
 
 def _verbs(path: str) -> list[str]:
-    return [verb for method in METHODS if method.path == path.rstrip("/") for verb in method.verbs]
+    """Of a path that there is: of the pages, if of none of METHODS."""
+    return [verb for method in METHODS if method.path == path.rstrip("/") for verb in method.verbs] or ["GET", "HEAD"]

@@ -6,6 +6,7 @@ import http.client
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from io import BytesIO
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -13,8 +14,9 @@ import grpc
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.proto import parse_length_prefixed
 
-from protos.service_pb2 import Empty
+from protos.service_pb2 import Empty, Event, EventsRequest
 from scripts.staging.acceptor import wake
 from scripts.staging.rpc import SERVICE, Rpc
 from scripts.staging.target import Dialect, Target
@@ -42,6 +44,7 @@ PATHS = {
     "AddRoutingRule": "PUT /routing/rules",
     "RemoveRoutingRule": "DELETE /routing/rules",
     "OverrideBalancerTarget": "PUT /routing/balancer/override",
+    "StreamEvents": "GET /events",
 }
 _LACKING = ("404", "405", "501", "UNIMPLEMENTED")
 
@@ -100,6 +103,9 @@ class Wire(Protocol):
 
     def logs(self) -> Lines: ...
 
+    def events(self, since: int = 0, epoch: str = "") -> list[Event]:
+        """Those that are kept behind this one."""
+
     def close(self) -> None: ...
 
 
@@ -132,6 +138,16 @@ class RestWire:
 
         return Lines(read, lambda: wake(link))
 
+    def events(self, since: int = 0, epoch: str = "") -> list[Event]:
+        verb, path = PATHS["StreamEvents"].split()
+        response = self.rest.call(verb, path, EventsRequest(since=since, epoch=epoch))
+        if response.status != http.client.OK:
+            raise Refused(str(response.status), response.text)
+        source, found = BytesIO(response.body), list[Event]()
+        while (event := parse_length_prefixed(Event, source)) is not None:
+            found += [event] if event.kind else []
+        return found
+
     def close(self) -> None:
         """Each call is a connection of its own."""
 
@@ -152,6 +168,12 @@ class GrpcWire:
     def logs(self) -> Lines:
         call = self.rpc.GetLogs(Empty())
         return Lines(lambda: (log.detail for log in call), call.cancel)
+
+    def events(self, since: int = 0, epoch: str = "") -> list[Event]:
+        try:
+            return list(self.rpc.StreamEvents(EventsRequest(since=since, epoch=epoch), timeout=10))
+        except grpc.RpcError as error:
+            raise _refused(error) from error
 
     def close(self) -> None:
         self.rpc.close()

@@ -54,6 +54,8 @@ CREDENTIALS: Mapping[str, _Put] = {
     "wireguard_addresses": _addresses,
 }
 COLUMNS = ("name", "inbounds", "enabled", *CREDENTIALS)
+# The interface calls a user's name so, and many tables do.
+_ALIASES = {"email": "name"}
 
 
 def read(text: str, supply: Supply) -> None:
@@ -86,7 +88,8 @@ def _numbered(lines: Any) -> Iterator[tuple[int, list[str]]]:
 
 
 def _headings(number: int, cells: Sequence[str]) -> list[str]:
-    found = [cell.strip().lower() for cell in cells]
+    spelled = [cell.strip().lower() for cell in cells]
+    found = [_ALIASES.get(name, name) for name in spelled]
     unknown = [name for name in found if name not in COLUMNS]
     if unknown:
         known = ", ".join(COLUMNS)

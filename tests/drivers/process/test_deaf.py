@@ -37,9 +37,9 @@ def test_the_kernel_tells_both() -> None:
     """Of each port that is asked for: whether somebody listens, and how many wait, on both families."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        ports = [range(port, port + 1)]
+        ports = {port}
         assert listening(ports) == {port: 0}
-        assert port not in listening([range(1, port), range(port + 1, 65536)])
+        assert port not in listening({port - 1, port + 1})
         with socket.create_connection(("127.0.0.1", port)):
             until(lambda: listening(ports) == {port: 1})
             server.accept()[0].close()

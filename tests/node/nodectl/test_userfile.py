@@ -65,7 +65,7 @@ def test_delimiters(delimiter: str) -> None:
 
 def test_who_is_left_out_of_a_table() -> None:
     """They are counted, and may have no inbounds."""
-    supply = userfile.parse("name,inbounds,enabled\nann,in,yes\nbob,,No\ncid,in,0\n", (), NOW)
+    supply = userfile.parse("Email,inbounds,enabled\nann,in,yes\nbob,,No\ncid,in,0\n", (), NOW)
     assert (list(supply.users), supply.left_out) == (["ann"], {"disabled": 2})
 
 
