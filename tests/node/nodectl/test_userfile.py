@@ -17,7 +17,7 @@ from node.contract.accounts import key_of
 from node.nodectl import userfile
 from node.nodectl.exits import Unusable
 from node.nodectl.output import as_json
-from node.nodectl.users import document
+from node.nodectl.users.document import read
 from node.nodectl.users.supply import LISTED, Supply
 from node.nodectl.users.tabular import COLUMNS
 from protos import service_pb2 as pb
@@ -308,11 +308,11 @@ class Searched(str):
 def test_large_documents_are_not_searched_for_each_user() -> None:
     """Where somebody stands is looked up for the faults that are told: else 100,000 users took an hour."""
     good = Searched(json.dumps([{"email": f"user{number}", "inbounds": ["in"]} for number in range(1000)]))
-    document.read(good, supply := Supply(), NOW)
+    read(good, supply := Supply(), NOW)
     assert (len(supply.users), good.looks) == (1000, 0)
     for bad in ([{"email": f"user{number}"} for number in range(1000)], [{"email": "ann", "inbounds": ["in"]}] * 1000):
         text = Searched(json.dumps(bad))
-        document.read(text, supply := Supply(), NOW)
+        read(text, supply := Supply(), NOW)
         with pytest.raises(ValueError, match="more faults"):
             supply.finish()
         assert text.looks <= 2 * LISTED
