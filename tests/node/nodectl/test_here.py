@@ -107,6 +107,24 @@ def test_links_in_a_directory_of_others(tmp_path: Path, monkeypatch: pytest.Monk
     assert other.stat().st_mode & 0o777 == 0o600
 
 
+def test_settings_of_strangers(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What somebody has put into /tmp is not run, nor is their node asked, by whoever happens to be there."""
+    script = place / "xray"
+    script.write_text(f"#!/bin/sh\ntouch {place}/run\n")
+    script.chmod(0o755)
+    (place / ".env").write_text(f"{XRAY.variable('EXECUTABLE_PATH')}={script}\n")
+    owners = {place: 0, place / ".env": 12345, place / "var": 0}
+    monkeypatch.setattr(here, "owner", owners.__getitem__)
+    for words in (("core", "list"), ("info",), ("key", "list"), ("doctor",)):
+        assert "another user's" in ctl(*words, code=2).output
+    assert not (place / "run").exists()
+    (place / ".env").unlink()
+    owners[place / "var"] = 12345
+    assert "another user's" in ctl("info", code=2).output
+    owners[place] = 12345
+    assert "another user's" not in ctl("info", code=2).output
+
+
 def test_whose_settings(place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Those of the directory; where it has none, the service's."""
     service = tmp_path_factory.mktemp("etc") / "node.env"
