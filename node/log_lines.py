@@ -18,7 +18,9 @@ from zope.interface import implementer
 Soon = Callable[[Callable[[], object]], object]
 
 # What the fields of an event are not: the parts of its frame, and those of Twisted's older events.
-_FRAME = ("log_", "message", "time", "system", "format", "isError", "why", "failure", "printed")
+_FRAME = frozenset(("message", "time", "system", "format", "isError", "why", "failure", "printed"))
+# Bits of a number; nobody counts further, and Python does not write very long ones.
+_BITS = 256
 # Characters of a text or a traceback.
 MAX_TEXT = 64 * 1024
 
@@ -67,17 +69,23 @@ def json_line(event: LogEvent) -> str:
         "logger": str(event.get("log_namespace") or event.get("log_system") or "-"),
     }
     text = formatEvent(event)[:MAX_TEXT]
-    told |= {"event": event.get("log_format") or text, "text": text}
-    fields = {str(name): _plain(value) for name, value in event.items() if not str(name).startswith(_FRAME)}
+    told |= {"event": _plain(event.get("log_format") or text), "text": text}
+    fields = {name: _plain(value) for name, value in event.items() if not _of_frame(name)}
     told |= {"fields": fields} if fields else {}
     if failure is not None:
         told["traceback"] = failure.getTraceback()[-MAX_TEXT:]
     return json.dumps(told)
 
 
+def _of_frame(name: str) -> bool:
+    return name.startswith("log_") or name in _FRAME
+
+
 def _plain(value: object) -> object:
     """A field as JSON has it: numbers and words stay."""
-    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+    if value is None or isinstance(value, bool) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    if isinstance(value, int) and value.bit_length() <= _BITS:
         return value
     try:
         return str(value)[:MAX_TEXT]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import binascii
 import hmac
 from base64 import b64decode
 from collections.abc import Callable, Iterable
@@ -113,7 +112,7 @@ def bearer_of(value: str) -> str:
         return value
     try:
         words = b64decode(value[len(_BASIC) :].strip(), validate=True).decode("utf-8", "surrogateescape")
-    except binascii.Error:
+    except ValueError:  # not base 64, or not even ASCII
         return value
     return f"Bearer {words.partition(':')[2]}"
 

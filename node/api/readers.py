@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 
 from node.api.auth import Caller
-from node.errors import Unauthenticated
+from node.errors import InvalidRequest, Unauthenticated
 from node.events.journal import Journal
 from node.events.kinds import Kind, fits
 from node.logs import LogRing
@@ -18,6 +19,8 @@ from protos.service_pb2 import Event, EventsRequest
 T = TypeVar("T")
 
 GONE = "the key is not valid any more"
+# Kinds of events that one reader names, and characters of each: it has them for as long as it reads.
+KINDS, LONGEST_KIND = 100, 100
 
 
 class Reader:
@@ -89,9 +92,13 @@ class EventReader(Reader):
     """A cursor into the journal, for events of some kinds."""
 
     def __init__(self, journal: Journal, request: EventsRequest, caller: Caller) -> None:
+        """Raises `InvalidRequest` for too many kinds."""
         super().__init__(caller)
         self._journal = journal
-        self._kinds = tuple(request.kinds)
+        if len(request.kinds) > KINDS or any(len(kind) > LONGEST_KIND for kind in request.kinds):
+            raise InvalidRequest(f"more than {KINDS} kinds, or one of more than {LONGEST_KIND} characters")
+        # Found out once for each kind that is met.
+        self._fits = cache(partial(fits, wanted=tuple(request.kinds)))
         self._follow = request.follow
         self._cursor = request.since
         self._lost = request.since > 0 and not journal.knows(request.since, request.epoch)
@@ -128,7 +135,7 @@ class EventReader(Reader):
     def _fitting(self) -> list[Event]:
         read = self._journal.read(self._cursor)
         self._cursor = read[-1].sequence if read else self._cursor
-        wanted = [event for event in map(unpacked, read) if fits(event.kind, self._kinds)]
+        wanted = [event for event in map(unpacked, read) if self._fits(event.kind)]
         for event in wanted:
             event.epoch = self._journal.epoch
         return wanted

@@ -12,24 +12,26 @@ _HEADER = struct.Struct("=IHHII")
 # Family, protocol, no more, padding, all states; then ports and addresses, own and theirs, any interface and cookie.
 _ASK = struct.Struct("=BBBxI2s2s16s16sIQ")
 _ANY = 0xFFFF_FFFF_FFFF_FFFF
-# Where in an answer its kind and the user stand.
-_KIND, _USER = 4, 80
+# Where in an answer its kind, the user and the socket's inode stand.
+_KIND, _USER, _INODE = 4, 80, 84
 Address = tuple[str, int]
 
 
 def user_of(theirs: Address, ours: Address) -> int | None:
-    """The user number of the socket at `theirs` that is connected to `ours`; None if the kernel does not say.
+    """The user number of the socket at `theirs` that is connected to `ours`.
 
-    IPv4 only: what comes to an address of IPv4.
+    None if the kernel does not say, or the socket is closed. IPv4 only: what comes to an address of IPv4.
     """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
         kernel.settimeout(1)
         body = _ASK.pack(socket.AF_INET, socket.IPPROTO_TCP, 0, 0xFFFF_FFFF, *_packed(theirs, ours), 0, _ANY)
         kernel.send(_HEADER.pack(_HEADER.size + len(body), _BY_FAMILY, _REQUEST, 1, 0) + body)
         answer = kernel.recv(4096)
-    if len(answer) < _USER + 4 or int.from_bytes(answer[_KIND : _KIND + 2], sys.byteorder) == _ERROR:
+    if len(answer) < _INODE + 4 or int.from_bytes(answer[_KIND : _KIND + 2], sys.byteorder) == _ERROR:
         return None
-    return int.from_bytes(answer[_USER : _USER + 4], sys.byteorder)
+    user, inode = (int.from_bytes(answer[place : place + 4], sys.byteorder) for place in (_USER, _INODE))
+    # Of a socket that its process has closed older kernels say that it was root's.
+    return user if inode else None
 
 
 def _packed(theirs: Address, ours: Address) -> tuple[bytes, bytes, bytes, bytes]:

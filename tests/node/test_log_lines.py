@@ -35,6 +35,7 @@ def test_an_event() -> None:
         "log_format": "{count} came from {address}",
         "count": 3,
         "address": "::1",
+        "timeout": 1.5,
     }
     assert json.loads(json_line(event)) == {
         "time": "1970-01-01T00:00:01.500000+00:00",
@@ -42,7 +43,7 @@ def test_an_event() -> None:
         "logger": "node.door",
         "event": "{count} came from {address}",
         "text": "3 came from ::1",
-        "fields": {"count": 3, "address": "::1"},
+        "fields": {"count": 3, "address": "::1", "timeout": 1.5},
     }
 
 
@@ -58,6 +59,8 @@ def raised() -> Failure:
     [
         {"log_format": "two\nlines\u2028\r\x85", "log_level": LogLevel.info},
         {"log_format": "{missing}", "log_level": LogLevel.info},
+        {"log_format": b"bytes \xff", "log_level": LogLevel.info},
+        {"log_format": "{much}", "much": 10**5000, "log_level": LogLevel.info},
         {"log_format": "{odd}", "odd": Unprintable()},
         {"log_format": "{odd}", "odd": b"\xff\n", "more": {"a": [1]}, "nan": float("nan"), "none": None},
         {"log_format": "x" * 10 * MAX_TEXT, "text": "y" * 10 * MAX_TEXT},

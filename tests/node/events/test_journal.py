@@ -12,8 +12,8 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.api.auth import Caller
-from node.api.readers import EventReader
-from node.errors import Unauthenticated
+from node.api.readers import KINDS, LONGEST_KIND, EventReader
+from node.errors import InvalidRequest, Unauthenticated
 from node.events import journal as journal_module
 from node.events.journal import BYTES, EVENTS, MAX_FIELD, MAX_TEXT, READ, RESERVED, Journal
 from node.events.kinds import Kind, fits
@@ -88,6 +88,13 @@ class JournalCase(SynchronousTestCase):
 
 class JournalTests(JournalCase):
     """What is told is read."""
+
+    def test_a_reader_names_few_kinds(self) -> None:
+        """Each event is held against them in the node's own turn, and they last as long as the reader."""
+        for kinds in (["core"] * (KINDS + 1), ["x" * (LONGEST_KIND + 1)]):
+            self.assertRaises(InvalidRequest, self.asked, kinds=kinds)
+        self.journal.tell(Kind.CORE_EXITED, "it went")
+        self.assertEqual(self.numbers(kinds=["x" * LONGEST_KIND] * (KINDS - 1) + ["core"]), [1])
 
     def test_an_event_has_all_that_was_told(self) -> None:
         """Number, epoch, time, kind with its severity, text and fields."""
