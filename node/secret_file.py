@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 
 
-def write_secret(path: Path, data: bytes) -> None:
-    """Put `data` into `path` at once, whole and durable, readable by nobody but its owner at any moment.
+def write_secret(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Put `data` into `path` at once, whole and durable, readable by whom `mode` lets at any moment.
 
     Whoever owned the file, or else its directory, owns it afterwards: root may write for the node's user.
     """
@@ -20,6 +20,7 @@ def write_secret(path: Path, data: bytes) -> None:
         with os.fdopen(descriptor, "wb") as file:
             if os.geteuid() == 0:
                 os.fchown(descriptor, owner.st_uid, owner.st_gid)
+            os.fchmod(descriptor, mode)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -255,10 +255,12 @@ class NodeService(Service):
             self._listen_for_metrics()
         except (OSError, BadPair, BadKeys, CannotListenError) as error:
             raise SystemExit(f"txnode cannot start: {error}") from error
-        for part in (self._system, self._watch, self._keys_watch, self._systemd, self._lag, self._readiness):
+        for part in (self._system, self._watch, self._keys_watch, self._systemd, self._lag):
             part.startService()
         self._reactor.callWhenRunning(self._ready)
         self._reactor.callWhenRunning(self._backend.begin, saved)
+        # Not before it is known whether a backend is wanted.
+        self._reactor.callWhenRunning(self._readiness.startService)
 
     def stopService(self) -> Deferred[None]:
         super().stopService()

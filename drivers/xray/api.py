@@ -84,8 +84,8 @@ class Api:
         return counters
 
     async def some_counters(self, names: Iterable[str]) -> dict[str, int]:
-        """Those of these names that the core has."""
-        found = await asyncio.gather(*map(self._counter, names))
+        """Those of these names that the core has. It cannot be asked of longer ones than a request may be."""
+        found = await asyncio.gather(*(self._counter(name) for name in names if len(name.encode()) < MAX_REQUEST))
         return {stat.name: stat.value for stat in found if stat is not None}
 
     async def _counter(self, name: str) -> xray_pb2.Stat | None:

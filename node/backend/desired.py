@@ -173,7 +173,9 @@ class Desired:
 
     async def wanted(self) -> Mapping[str, bytes]:
         """All who are wanted, by key, as the roster keeps them; without a backend, those whom a resume brings back."""
-        return await self._recorder.left(self._in_pool) if self.accepted is None else self.roster.users
+        left = await self._recorder.left(self._in_pool) if self.accepted is None else {}
+        # They may be back by now, or others are wanted instead.
+        return left if self.accepted is None else self.roster.users
 
     def change(
         self, users: Sequence[User], change: Callable[[Roster], tuple[Pairs, list[Refusal]]]

@@ -49,8 +49,8 @@ class Listing:
         self, after: str = "", limit: int = 0, names: Collection[str] = (), credentials: bool = False
     ) -> ListUsersResponse:
         """The users behind this name, of `names` where any are given: as many as fit into a reply."""
-        roster, state = self._desired.roster, self._status.state
         users = await self._desired.wanted()
+        roster, state = self._desired.roster, self._status.state
         # Who was removed, and is not out of the core yet, has a row as well.
         leaving = {key for key in self._settling.restless() if key not in users}
         begin, limit = key_of(after), min(limit or MOST, MOST)

@@ -55,12 +55,11 @@ class Recorder:
 
     async def left(self, in_pool: Callable[..., Awaitable[dict[str, bytes]]]) -> Mapping[str, bytes]:
         """The users, by key, whom an earlier node left and who are not back yet. Of many they are read in the pool."""
-        if self._keyed is None:
+        while self._keyed is None:
             left = self._left
             keyed = await in_pool(_by_key, left)
-            if left is not self._left:
-                return {}  # something took their place meanwhile
-            self._keyed = keyed
+            if left is self._left:  # else something took their place meanwhile
+                self._keyed = keyed
         return self._keyed
 
     def backend(self, request: bytes, routing: bytes, before: Roster, after: Roster) -> None:

@@ -182,7 +182,9 @@ class Client:
             while more:
                 page = await self.list_users(after, names=part, credentials=credentials)
                 yield page
-                after, more = page.next, bool(page.next)
+                if (more := bool(page.next)) and page.next <= after:
+                    raise UnexpectedReply("the node lists its users in circles")
+                after = page.next
 
     # Routing
 

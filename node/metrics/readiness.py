@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from twisted.application.service import Service
+from twisted.internet.defer import ensureDeferred
 from twisted.internet.interfaces import IReactorTime
 
 from node.backend.generations import Generations
@@ -45,7 +46,9 @@ class Readiness(Service):
         return self._looking.warnings
 
     def startService(self) -> None:
+        """The first look is now."""
         super().startService()
+        ensureDeferred(self.look()).addErrback(lambda failure: self.log.failure("the first look failed", failure))
         self._looking.start()
 
     def stopService(self) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from cryptography import x509
@@ -13,7 +14,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from node import certificate
 from node.nodectl.exits import Unusable
 from node.nodectl.here import Here
-from node.secret_file import write_secret
 
 _SSL = ("SSL_CERT_FILE", "SSL_KEY_FILE")
 
@@ -52,26 +52,30 @@ def described(file: Path) -> dict[str, Any]:
 def make(directory: Path, names: tuple[str, ...], force: bool) -> tuple[Path, tuple[str, ...]]:
     """A new pair in this directory: the certificate, and the names that found no room. Raises `Unusable`."""
     pair = directory / certificate.CERTIFICATE, directory / certificate.KEY
-    there = [str(file) for file in pair if file.exists()]
+    there = [file for file in pair if file.exists()]
     if there and not force:
-        raise Unusable(f"{' and '.join(there)}: there already; --force replaces them, and controllers must be told")
+        said = " and ".join(map(str, there))
+        raise Unusable(f"{said}: there already; --force replaces them, and controllers must be told")
     try:
-        made = _replaced(directory, names, {file: file.read_bytes() for file in pair if file.exists()})
+        made = _replaced(directory, names, there) if there else certificate.ensure(directory, names)
     except (OSError, ValueError) as error:
         raise Unusable(f"no certificate was made: {error}")
     return made.certificate, made.left_out
 
 
-def _replaced(directory: Path, names: tuple[str, ...], before: Mapping[Path, bytes]) -> certificate.Certificate:
-    """The new pair; what was there before is there again if none can be made."""
-    for file in before:
-        file.unlink()
-    try:
-        return certificate.ensure(directory, names)
-    except BaseException:
-        for file, data in before.items():
-            write_secret(file, data)
-        raise
+def _replaced(directory: Path, names: tuple[str, ...], before: Sequence[Path]) -> certificate.Certificate:
+    """The new pair; what was there before is there again if none can be made.
+
+    It is moved, not copied: in a directory of others it may be a link, and what that leads to is not theirs to have.
+    """
+    with TemporaryDirectory(prefix=".replaced.", dir=directory) as aside:
+        moved = {file: file.rename(Path(aside) / file.name) for file in before}
+        try:
+            return certificate.ensure(directory, names)
+        except BaseException:
+            for file, place in moved.items():
+                place.replace(file)
+            raise
 
 
 def _names(found: x509.Certificate) -> list[str]:

@@ -10,6 +10,7 @@ import click
 from node import errors
 from node.client import NoReply, UnexpectedReply
 from node.errors import NodeError
+from node.logs import printable
 
 
 class Exit(IntEnum):
@@ -57,6 +58,10 @@ class Unusable(click.ClickException):
     """Something that was given cannot be used: nothing was asked of any node."""
 
     exit_code = Exit.USAGE
+
+    def format_message(self) -> str:
+        """Files may be of others, too: nothing in them does something to a terminal."""
+        return "\n".join(map(printable, self.message.split("\n")))
 
 
 def code_of(error: NodeError) -> Exit:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,8 +49,25 @@ class Here:
 
 def here(directory: Path, environ: Mapping[str, str]) -> Here:
     """The node whose settings are in this directory, else the service. Raises `OSError`."""
+    _require_ours(directory, (".env",) if environ.get("STATE_DIR") else (".env", _STATE_DIR))
     if not (directory / ".env").exists() and not (directory / environ.get("STATE_DIR", _STATE_DIR)).is_dir():
         service = env_file.read(SERVICE_SETTINGS.read_text()) if SERVICE_SETTINGS.exists() else {}
         if service or Path(SERVICE["STATE_DIR"]).exists():
             return Here(Path("/"), {**SERVICE, **service}, SERVICE_SETTINGS, service=True)
     return Here(directory, environ, directory / ".env")
+
+
+def _require_ours(directory: Path, names: Iterable[str]) -> None:
+    """In /tmp and its like anybody may put settings, which say what is run and who is sent a key.
+
+    Raises `PermissionError` for those of strangers: neither the caller's, root's nor the directory's owner's.
+    """
+    trusted = {os.geteuid(), 0, owner(directory)}
+    for file in (directory / name for name in names):
+        if os.path.lexists(file) and owner(file) not in trusted:
+            raise PermissionError(f"{file} is another user's, in a directory that is not theirs: go to another one")
+
+
+def owner(file: Path) -> int:
+    """Whose it is, of a link itself."""
+    return file.lstat().st_uid

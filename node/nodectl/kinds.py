@@ -30,7 +30,7 @@ def recognised(config: str) -> pb.BackendType:
     """Raises `Unusable` where it is not certain."""
     try:
         said = json.loads(config)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Unusable(
             f"which core this configuration is for cannot be seen: it is no plain JSON ({error}); say --core"
         )

@@ -6,6 +6,7 @@ Texts of nodes may be of others: nothing in them does something to a terminal.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -22,6 +23,8 @@ from node.nodectl.exits import advice_for
 from node.nodectl.units import size
 
 Row = Sequence[object]
+
+_NOT_ASCII = re.compile("[^\n -~]")
 
 
 def as_json(value: Any) -> Any:
@@ -47,7 +50,13 @@ def _field(message: Message, field: Any) -> Any:
 
 
 def say_json(document: Any, indent: int | None = 2) -> None:
-    click.echo(json.dumps(as_json(document), indent=indent, ensure_ascii=False))
+    text = json.dumps(as_json(document), indent=indent, ensure_ascii=False)
+    click.echo(_NOT_ASCII.sub(_seen, text))
+
+
+def _seen(match: re.Match[str]) -> str:
+    """As it is, or as JSON writes what cannot be seen: some of it begins commands for terminals."""
+    return match[0] if match[0].isprintable() else json.dumps(match[0])[1:-1]
 
 
 def say_table(columns: Sequence[str], rows: Iterable[Row]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from pathlib import Path
 
 from node import env_file
@@ -11,10 +13,20 @@ from node.secret_file import write_secret
 
 def write(file: Path, name: str, value: str) -> None:
     """Have the file say this. It keeps its owner and its mode. Raises `OSError`, `ValueError`."""
-    old = file.read_text() if file.exists() else ""
-    mode = file.stat().st_mode & 0o777 if file.exists() else 0o600
-    write_secret(file, changed(old, name, value).encode())
-    file.chmod(mode)
+    old, mode = _read(file)
+    write_secret(file, changed(old, name, value).encode(), mode)
+
+
+def _read(file: Path) -> tuple[str, int]:
+    """The text and the mode. Root may write in a directory of others: no link of theirs leads to another file."""
+    if file.is_symlink():
+        raise ValueError(f"{file} is a link to {file.readlink()}: set it there; --print says what")
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return "", 0o600
+    with os.fdopen(descriptor) as opened:
+        return opened.read(), stat.S_IMODE(os.fstat(descriptor).st_mode)
 
 
 def changed(text: str, name: str, value: str) -> str:

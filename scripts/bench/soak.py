@@ -1,11 +1,12 @@
 """An hour of everything that a node is asked to do, and whether it grows: memory, descriptors, threads, files.
 
-`python -m scripts.bench.soak [--minutes 60] [--core xray] [--users 2000] [--picture PATH] [--samples PATH]
-[--log PATH]`. The mix is that of `scripts.bench.mixed`, steady in kind and rate, with the usual settings of a node. At
-the end there is a table, and the verdict: the median of the node's memory in the last five minutes against that of
-minutes 10 to 15, and the same of its descriptors and threads; a shorter run is looked at in shorter parts. The status
-is 1 if anything grew, anything failed that should not, or a traceback stands in the node's log. `--picture` takes an
-SVG of the memory, `--samples` the looks, each a line of JSON, `--log` what the node said.
+`python -m scripts.bench.soak [--minutes 60] [--core xray] [--users 2000] [--memory MIB] [--picture PATH]
+[--samples PATH] [--log PATH]`. The mix is that of `scripts.bench.mixed`, steady in kind and rate, with the usual
+settings of a node. At the end there is a table, and the verdict: the median of the node's memory in the last five
+minutes against that of minutes 10 to 15, and the same of its descriptors and threads; a shorter run is looked at in
+shorter parts. The status is 1 if anything grew, anything failed that should not, or a traceback stands in the node's
+log. `--picture` takes an SVG of the memory, `--samples` the looks, each a line of JSON, `--log` what the node said.
+With `--memory` node and cores have no more than that together, as root alone can arrange, and what they took is said.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
+from scripts.bench.confined import Confined, confined
 from scripts.bench.curve import picture
 from scripts.bench.load import loading
 from scripts.bench.mixed import STEADY, Mixed, Request, Tally
@@ -52,11 +55,13 @@ def main() -> int:
     options = arguments()
     print(machine(), flush=True)
     core = CORES[options.core]
-    with stage(TRAFFIC_INTERVAL="") as on:
-        run = soak(on, core, options.users, options.minutes * 60)
+    with confined(options.memory * 2**20) if options.memory else nullcontext() as group:
+        with stage(TRAFFIC_INTERVAL="", through=group.through if group else ()) as on:
+            run = soak(on, core, options.users, options.minutes * 60)
+        killed = within(group, options.memory) if group else []
     found = changes(run.samples, options.minutes)
     table(run, found)
-    wrong = faults(found) + failures(run)
+    wrong = faults(found) + failures(run) + killed
     print("\n".join(wrong) or "nothing grew, nothing failed")
     keep(options, run)
     return 1 if wrong else 0
@@ -67,6 +72,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--core", choices=CORES, default="xray")
     parser.add_argument("--users", type=int, default=2000)
+    parser.add_argument("--memory", type=int, metavar="MIB")
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--samples", type=Path)
     parser.add_argument("--log", type=Path)
@@ -83,6 +89,12 @@ def soak(on: Stage, core: Core, users: int, seconds: float) -> Run:
         load.close()
     node, cores, ours = ((late - early) / seconds for early, late in zip(before, after, strict=True))
     return Run(samples, mixed.tallies, (node, cores, ours), list(on.node.lines))
+
+
+def within(group: Confined, size: int) -> list[str]:
+    """Say what node and cores took together; who was ended for want of memory."""
+    print(f"\nof {size} MiB node and cores took {group.peak() / 2**20:.0f} at most, with the kernel's part and files")
+    return [f"{kills} processes were ended for want of memory"] if (kills := group.kills()) else []
 
 
 def used(on: Stage) -> tuple[float, float, float]:

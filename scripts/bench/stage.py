@@ -146,12 +146,12 @@ class Stage:
 
 
 @contextmanager
-def stage(**environment: str) -> Iterator[Stage]:
-    """A node with these settings besides the usual ones."""
+def stage(*, through: Sequence[str] = (), **environment: str) -> Iterator[Stage]:
+    """A node with these settings besides the usual ones; `through` stands before its command."""
     with tempfile.TemporaryDirectory() as work:
         directory = Path(work)
         with (
-            NodeProcess(directory, **environment) as node,
+            NodeProcess(directory, through=through, **environment) as node,
             closing(RpcController(node, deadline=_CALL_SECONDS)) as controller,
             EchoServer() as echo,
         ):

@@ -18,15 +18,20 @@ from subprocess import TimeoutExpired
 
 from scripts.staging.process import Child, Running
 
-# What `node.tap` imports, but for the reactor: copies would have one epoll descriptor together.
+# What `node.tap` imports, but for the reactor (Klein has it): copies would have one epoll descriptor together.
 _IMPORTED = (
     "twisted.scripts.twistd",
     "drivers.sing_box.driver",
     "drivers.xray.driver",
+    "node.api.keyring",
     "node.api.operations",
+    "node.door.tls",
+    "node.log_lines",
+    "node.metrics.figures",
+    "node.metrics.pages",
     "node.settings",
     "node.transport.rpc",
-    "node.transport.tls",
+    "node.transport.site",
     "werkzeug.routing",
 )
 # What the interpreter that is copied had from ours; what its imports add to the environment is not among it.

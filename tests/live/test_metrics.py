@@ -164,6 +164,7 @@ def test_counters_never_go_back(keyed: NodeProcess, home: Place, echo: EchoServe
     grown()
     keyed.kill()
     keyed.start()
+    assert ready(keyed).status == 503 or controller.info().running
     kept()
     until(lambda: controller.info().running, what="it is resumed")
     grown()

@@ -270,6 +270,13 @@ def test_names(counters: Traffic, controller: Controller) -> None:
         unknown(lambda kind=kind: controller.stats(kind, "nobody@test"))  # type: ignore[misc]
 
 
+def test_names_too_long_for_the_core(counters: Traffic, controller: Controller) -> None:
+    """Nobody has them; and the readings of others do not fail with theirs, nor has an operator anything to see to."""
+    for kind in (UserStat, Inbound, Outbound):
+        unknown(lambda kind=kind: controller.stats(kind, "n" * 5_000_000))  # type: ignore[misc]
+        assert not [warning for warning in controller.info().warnings if "counters" in warning]
+
+
 def test_counters_survive_stop(counters: Traffic, controller: Controller, home: Place) -> None:
     """What was counted can be read after a Stop, and after the next Start, and only then is it gone."""
     controller.stop()

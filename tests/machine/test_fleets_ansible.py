@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,7 +99,7 @@ def host(
         "txnode_wheel": str(made.file),
         "txnode_environment": {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/srv/wheels"},
         "txnode_cores": [_core(path) for path in (find_xray(), find_sing_box())],
-        "txnode_settings": {"UPGRADE_ON_START": True, "LOG_BUFFER_SIZE": 5000},
+        "txnode_settings": {"RESUME": True, "LOG_BUFFER_SIZE": 5000},
         "txnode_sans": ["node.example.com"],
         "txnode_certificates_to": str(directory / "certificates"),
     }
@@ -159,7 +160,7 @@ def _reloaded(guest: Guest, at: Host) -> None:
     running = guest.shows("MainPID")
     at.variables["txnode_certificate"] = pair.certificate.read_text()
     at.variables["txnode_certificate_key"] = pair.key.read_text()
-    at.variables["txnode_keys"] = [{"name": "panel", "scope": "all", "key": "a key of some length"}]
+    at.variables["txnode_keys"] = [{"name": "panel", "scope": "all", "key": str(uuid.uuid4())}]
     changed = at.play("--diff")
     assert "Reload the node" in changed
     assert "Restart the service" not in changed

@@ -30,10 +30,10 @@ def read(text: str, supply: Supply, now: float) -> None:
         raise ValueError("it is nested too deeply") from error
     if inbounds := xui.inbounds_of(said):
         for entry in xui.entries(inbounds, now):
-            supply.take(_place(text, 0, entry.name), entry.make)
+            supply.take(partial(_place, text, 0, entry.name), entry.make)
         return
     for number, user, make in _users(said):
-        supply.take(_place(text, number, _name(user)), partial(make, user, now))
+        supply.take(partial(_place, text, number, _name(user)), partial(make, user, now))
 
 
 def _inner(said: Any) -> Any:
@@ -60,9 +60,10 @@ def ours(said: dict[str, Any], _: float) -> Entry:
     if said.get("shortened"):
         raise ValueError("the row was shortened: it does not have all of the user")
     name, inbounds = said.get("email", said.get("name")), said.get("inbounds") or []
-    if not isinstance(inbounds, list):
+    unknown = said.get("unknown") or []
+    if not (isinstance(inbounds, list) and isinstance(unknown, list)):
         raise ValueError("inbounds is no array")
-    wanted = {"email": name or "", "inbounds": [*inbounds, *(said.get("unknown") or [])]}
+    wanted = {"email": name or "", "inbounds": [*inbounds, *unknown]}
     try:
         return Entry(ParseDict({**wanted, "proxies": _filled(said.get("proxies") or {})}, pb.User()))
     except (ParseError, TypeError) as error:

@@ -28,15 +28,16 @@ class Supply:
     inbounds: Sequence[str] = ()
     users: dict[str, pb.User] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
-    _places: dict[str, str] = field(default_factory=dict)
+    # Each looks its place up only when it is asked: in a long text that takes a while.
+    _places: dict[str, Callable[[], str]] = field(default_factory=dict)
     _faults: list[str] = field(default_factory=list)
 
-    def take(self, place: str, make: Callable[[], Entry]) -> None:
+    def take(self, place: Callable[[], str], make: Callable[[], Entry]) -> None:
         """Take the user who stands there; what is wrong with them is told by `finish`."""
         try:
             self._take(place, make())
         except ValueError as error:
-            self._faults.append(f"{place}: {error}")
+            self._faults.append(f"{place()}: {error}" if len(self._faults) < LISTED else "")
 
     def finish(self) -> Supply:
         """Raises `ValueError` with all that was wrong, a fault a line."""
@@ -45,13 +46,13 @@ class Supply:
             raise ValueError("\n".join(self._faults[:LISTED] + ([f"and {more} more faults"] if more > 0 else [])))
         return self
 
-    def _take(self, place: str, entry: Entry) -> None:
+    def _take(self, place: Callable[[], str], entry: Entry) -> None:
         user = entry.user
         if not user.email:
             raise ValueError("the user has no name")
         key = key_of(user.email)
         if key in self._places:
-            raise ValueError(f"{user.email} is in {self._places[key]} already")
+            raise ValueError(f"{user.email} is in {self._places[key]()} already" if len(self._faults) < LISTED else "")
         self._places[key] = place
         if entry.off:
             self.left_out[entry.off] += 1

@@ -70,7 +70,7 @@ def read(text: str, supply: Supply) -> None:
         if not headings:
             headings = _headings(number, cells)
         else:
-            supply.take(f"line {number}", partial(_entry, headings, cells))
+            supply.take(partial("line {}".format, number), partial(_entry, headings, cells))
     if not headings:
         raise ValueError(f"it is empty; the first line has the headings, of {', '.join(COLUMNS)}")
 

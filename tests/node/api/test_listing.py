@@ -253,3 +253,17 @@ class LeftTests(ListingCase):
         self.assertEqual((row.proxies.trojan.password, self.page().state, self.page().total), ("two", "stopped", 1))
         self.started("a,b", ANN)
         self.assertEqual(list(self.rows()), ["Ann"])
+
+    def test_a_backend_that_comes_while_they_are_read(self) -> None:
+        """The page is of whoever is wanted when it is made, and so is its revision."""
+        later: list[Any] = []
+        self.patch(Inline, "callInThreadWithCallback", lambda _, done, work, *given: later.append((done, work, given)))
+        reply = ensureDeferred(self.backend.list_users(ListUsersRequest(), ALL))
+        self.assertNoResult(reply)
+        self.started("a,b", ANN)
+        for done, work, given in later:
+            done(True, work(*given))
+        self.clock.advance(0)
+        page = self.successResultOf(reply)
+        self.assertEqual(([row.name for row in page.users], page.total, page.state), (["Ann"], 1, "running"))
+        self.assertEqual(page.revision, self.page().revision)

@@ -20,7 +20,7 @@ from node.api.methods import METHODS
 from node.api.readers import LogReader, PlacedReader
 from node.client import LogStream, NoReply, Target, UnexpectedReply, Unreachable
 from node.client.body import MAX_LINE, SILENCE, LogBody
-from node.client.client import chunks
+from node.client.client import Client, chunks
 from node.client.failures import of_grpc, of_http
 from node.client.inbox import ROOM, Inbox
 from node.client.line import Line
@@ -29,7 +29,7 @@ from node.errors import KINDS, NodeError
 from node.keyfile import Key, Scope
 from node.logs import NODE_MARK, REPLAY, TOO_SLOW, LogRing
 from node.transport.site import describe
-from protos.service_pb2 import User
+from protos.service_pb2 import ListUsersResponse, User
 
 CALLER = Caller(Key("somebody", Scope.READ, b""))
 START, INFO = METHODS[0], METHODS[2]
@@ -508,3 +508,25 @@ class LogBodyTests(SynchronousTestCase):
         self.response.body.dataReceived(b"x" * (MAX_LINE + 1))
         self.assertTrue(self.response.closed)
         self.ended(inbox, UnexpectedReply)
+
+
+class Circling:
+    """A transport to a node that lists the same page again and again."""
+
+    asked = 0
+
+    async def call(self, *_: object) -> bytes:
+        self.asked += 1
+        return ListUsersResponse(next="ann" if self.asked < 10 else "").SerializeToString()
+
+
+class PagesTests(SynchronousTestCase):
+    def test_pages_in_circles(self) -> None:
+        """They would fill all memory: each page begins behind the one before it."""
+        transport: Any = Circling()
+
+        async def listed() -> int:
+            return len([page async for page in Client(Clock(), transport).all_users()])
+
+        self.failureResultOf(Deferred.fromCoroutine(listed()), UnexpectedReply)
+        self.assertEqual(transport.asked, 2)

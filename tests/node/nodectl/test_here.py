@@ -13,8 +13,9 @@ from cryptography import x509
 from drivers.install.releases import XRAY, XRAY_BUILDABLE, InstallError
 from node import env_file, keys
 from node.keyfile import Scope
-from node.nodectl import cores, here, setting
+from node.nodectl import cores, here, kinds, setting
 from node.nodectl.app import main
+from node.nodectl.exits import Unusable
 
 MINE = {"STATE_DIR": "", "API_KEYS_FILE": "", "SSL_CERT_FILE": "", "SSL_SANS": "", "NODECTL_NODES": ""}
 
@@ -78,6 +79,50 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o640
     with pytest.raises(ValueError, match="cannot stand"):
         setting.write(file, "A", "a\nB=1")
+
+
+def test_links_in_a_directory_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may write there: what a link leads to is neither changed nor copied into a file of theirs."""
+    other, file = tmp_path / "other", tmp_path / ".env"
+    other.write_text("SECRET=1\n")
+    other.chmod(0o600)
+    file.symlink_to(other)
+    with pytest.raises(ValueError, match=r"is a link to .*other"):
+        setting.write(file, "A", "/b")
+    assert file.is_symlink() and other.read_text() == "SECRET=1\n"
+    file.unlink()
+    file.write_text("A=1\n")
+    file.chmod(0o666)
+    replace = Path.replace
+
+    def swapped(self: Path, target: Path) -> Path:
+        """As whoever owns the directory may do at any moment."""
+        replace(self, target)
+        target.unlink()
+        target.symlink_to(other)
+        return target
+
+    monkeypatch.setattr(Path, "replace", swapped)
+    setting.write(file, "A", "/b")
+    assert other.stat().st_mode & 0o777 == 0o600
+
+
+def test_settings_of_strangers(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What somebody has put into /tmp is not run, nor is their node asked, by whoever happens to be there."""
+    script = place / "xray"
+    script.write_text(f"#!/bin/sh\ntouch {place}/run\n")
+    script.chmod(0o755)
+    (place / ".env").write_text(f"{XRAY.variable('EXECUTABLE_PATH')}={script}\n")
+    owners = {place: 0, place / ".env": 12345, place / "var": 0}
+    monkeypatch.setattr(here, "owner", owners.__getitem__)
+    for words in (("core", "list"), ("info",), ("key", "list"), ("doctor",)):
+        assert "another user's" in ctl(*words, code=2).output
+    assert not (place / "run").exists()
+    (place / ".env").unlink()
+    owners[place / "var"] = 12345
+    assert "another user's" in ctl("info", code=2).output
+    owners[place] = 12345
+    assert "another user's" not in ctl("info", code=2).output
 
 
 def test_whose_settings(place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -167,6 +212,22 @@ def test_certificate(place: Path) -> None:
     assert key.stat().st_mode & 0o777 == 0o600 and after.subject.rfc4514_string()
 
 
+def test_no_secret_is_copied_where_a_certificate_is_made(place: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Root may make one in a directory of others, in which the key is a link to what is not theirs."""
+    secret = tmp_path_factory.mktemp("root") / "shadow"
+    secret.write_text("root's")
+    ctl("certificate", "make")
+    file, key = place / "var/certificate.pem", place / "var/key.pem"
+    key.unlink()
+    key.symlink_to(secret)
+    (place / ".env").write_text("SSL_SANS=a b\n")
+    ctl("certificate", "make", "--force", code=2)
+    assert key.is_symlink() and file.is_file() and set((place / "var").iterdir()) == {file, key}
+    (place / ".env").unlink()
+    ctl("certificate", "make", "--force")
+    assert not key.is_symlink() and secret.read_text() == "root's"
+
+
 def test_another_certificate(place: Path) -> None:
     """The one of the settings is shown, or a file that is named."""
     ctl("certificate", "make", "--dir", str(place / "other"))
@@ -199,3 +260,8 @@ def test_keys(place: Path) -> None:
     other = place / "other"
     other.write_bytes(b"\xff")
     assert str(other) in ctl("key", "list", "--keys", str(other), code=2).output
+
+
+def test_deep_configuration() -> None:
+    with pytest.raises(Unusable, match="say --core"):
+        kinds.recognised("[" * 200_000)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from node import errors
@@ -9,7 +11,7 @@ from node.client import DeadlineExceeded, UnexpectedReply, Unreachable
 from node.errors import KINDS, NodeError
 from node.nodectl.exits import Exit, advice_for, code_of, together
 from node.nodectl.loglines import LEVELS, Wanted, level, source
-from node.nodectl.output import as_json, plain
+from node.nodectl.output import as_json, plain, say_json
 from node.nodectl.running import Outcome
 from node.nodectl.traffic import Bytes, Rate, by_name, rates
 from node.nodectl.units import size, span
@@ -28,6 +30,16 @@ def test_messages_in_json() -> None:
     assert as_json(pb.StatsOnlineIpListResponse(ips={"::1": 5})) == {"name": "", "ips": {"::1": 5}}
     assert as_json(pb.StatRequest(type=pb.Inbound))["type"] == "Inbound"
     assert as_json({"a": (stat.name, None)}) == {"a": ["anna", None]}
+
+
+def test_json_does_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """It says the same; only what cannot be seen is written by its number."""
+    said = ["\x1b[2J", "\x9b2J", "\u202egnp.exe", "\ud800", "Аня ünd 安娜 🙂", "\x7f"]
+    say_json(said)
+    written = capsys.readouterr().out
+    assert json.loads(written) == said
+    assert written.replace("\n", "").isprintable()
+    assert "Аня ünd 安娜 🙂" in written
 
 
 def test_plain_columns() -> None:

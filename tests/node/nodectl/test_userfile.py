@@ -17,6 +17,8 @@ from node.contract.accounts import key_of
 from node.nodectl import userfile
 from node.nodectl.exits import Unusable
 from node.nodectl.output import as_json
+from node.nodectl.users.document import read
+from node.nodectl.users.supply import LISTED, Supply
 from node.nodectl.users.tabular import COLUMNS
 from protos import service_pb2 as pb
 
@@ -291,3 +293,43 @@ def _read(text: str) -> None:
         assert str(error)
     else:
         assert all(user.email and user.inbounds for user in found)
+
+
+class Searched(str):
+    """A text that counts how often somebody looks for something in it."""
+
+    looks = 0
+
+    def find(self, *arguments: Any) -> int:
+        self.looks += 1
+        return super().find(*arguments)
+
+
+def test_large_documents_are_not_searched_for_each_user() -> None:
+    """Where somebody stands is looked up for the faults that are told: else 100,000 users took an hour."""
+    good = Searched(json.dumps([{"email": f"user{number}", "inbounds": ["in"]} for number in range(1000)]))
+    read(good, supply := Supply(), NOW)
+    assert (len(supply.users), good.looks) == (1000, 0)
+    for bad in ([{"email": f"user{number}"} for number in range(1000)], [{"email": "ann", "inbounds": ["in"]}] * 1000):
+        text = Searched(json.dumps(bad))
+        read(text, supply := Supply(), NOW)
+        with pytest.raises(ValueError, match="more faults"):
+            supply.finish()
+        assert text.looks <= 2 * LISTED
+
+
+def test_unknown_inbounds_that_are_no_array() -> None:
+    (fault,) = faults('[{"email": "ann", "inbounds": ["in"], "unknown": 5}]')
+    assert fault.endswith("inbounds is no array")
+
+
+def test_faults_do_nothing_to_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Files of users come from others: so do the names in what is told of them."""
+    file = tmp_path / "users.json"
+    file.write_text(json.dumps([{"email": "ann\x1b[2J\x9b2J", "inbounds": ["in"]}] * 2))
+    with pytest.raises(Unusable) as told:
+        userfile.read(file)
+    told.value.show()
+    said = capsys.readouterr().err
+    assert "ann\\x1b[2J\\x9b2J" in said
+    assert said.replace("\n", "").isprintable()

@@ -263,6 +263,17 @@ class PollingTests(SynchronousTestCase):
         answer.callback(None)
         self.assertEqual(self.ask(), {("ann", "uplink"): 6, ("ann", "downlink"): 2})
 
+    def test_nobody_gathers_behind_a_core_that_hangs(self) -> None:
+        """Whoever asks when it was waited for long enough has an answer at once, and leaves nothing behind."""
+        self.core.answer = Deferred
+        first = ensureDeferred(self.traffic.stats(StatRequest(type=UsersStat), self.delivered))
+        self.pass_time(PATIENCE + 2)
+        self.successResultOf(first)
+        for _ in range(100):
+            self.ask()
+        batches = [*self.traffic._readings._under_way.values(), *self.traffic._readings._next.values()]
+        self.assertLess(sum(len(batch.waiting) for batch in batches), 3)
+
     def test_whether_there_may_be_more(self) -> None:
         """A reading that failed does not say that a core which ends has counted its last byte."""
 
