@@ -8,9 +8,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,20 +35,20 @@ from node.door import connections
 from node.door.entrance import Entrance
 from node.door.tls import GRPC_FIRST, REST_FIRST, BadPair, Certificates, CertificateWatch, Demands, Protocols
 from node.door.upstream import Upstream
+from node.events.beginning import begin_journal, tell_reloaded
 from node.events.journal import Journal
 from node.events.kinds import Kind
 from node.keyfile import BadKeys
 from node.logs import Logger, LogRing
-from node.machine.neighbour import user_of
 from node.machine.system import SystemStats
 from node.machine.systemd import Notifier, Systemd
 from node.metrics.figures import Figures, Sources
 from node.metrics.lag import Lag
+from node.metrics.neighbours import is_open_here, is_open_to_others
 from node.metrics.pages import Meters, Pages
 from node.metrics.readiness import Readiness, checks
 from node.reactor import Reactor
 from node.settings import BadSettings, Settings, all_settings, load
-from node.state.database import Saved
 from node.state.directory import StateDirectory
 from node.state.store import Store
 from node.transport.rest import make_app, make_pages
@@ -246,7 +245,8 @@ class NodeService(Service):
             self._keyring.load()
             self._sweep()
             saved = self._store.open()
-            self._begin_journal(saved)
+            begin_journal(self._journal, self._store, saved, __version__)
+            self._tell_reloads()
             self._aio.startService()
             self._upstream.sweep()
             self._aio.block(self._rpc.start(), BIND_SECONDS)
@@ -293,23 +293,11 @@ class NodeService(Service):
             except Exception:  # noqa: BLE001 - logged; the other parts end nevertheless
                 self.log.failure("{part} did not end well", part=part)
 
-    def _begin_journal(self, saved: Saved) -> None:
-        """Go on with the events of the node before, and have all parts tell theirs."""
-        journal, store = self._journal, self._store
-        clean = journal.restore(saved.margins, saved.events)
-        store.kept, store.trouble = journal.kept, journal.disk
-        store.damaged = partial(journal.tell, Kind.DISK_DAMAGED)
-        if store.fault:
-            journal.disk(store.fault)
-        if store.damage:
-            journal.tell(Kind.DISK_DAMAGED, store.damage)
-        self._certificates.reloaded = partial(self._tell_reloaded, Kind.CERTIFICATE_LOADED, Kind.CERTIFICATE_REFUSED)
-        self._keyring.reloaded = partial(self._tell_reloaded, Kind.KEYS_LOADED, Kind.KEYS_REFUSED)
-        before = "" if clean else "; the one before it was killed, and what it told last may be missing"
-        journal.tell(Kind.NODE_STARTED, f"txnode {__version__} started{before}", version=__version__, clean=clean)
-
-    def _tell_reloaded(self, loaded: Kind, refused: Kind, fault: str) -> None:
-        self._journal.tell(refused if fault else loaded, fault or loaded.meaning)
+    def _tell_reloads(self) -> None:
+        """Of the files that are read anew."""
+        told = partial(tell_reloaded, self._journal)
+        self._certificates.reloaded = partial(told, Kind.CERTIFICATE_LOADED, Kind.CERTIFICATE_REFUSED)
+        self._keyring.reloaded = partial(told, Kind.KEYS_LOADED, Kind.KEYS_REFUSED)
 
     def _stop_listening(self) -> object:
         return gatherResults([maybeDeferred(port.stopListening) for port in self._ports], consumeErrors=True)
@@ -351,27 +339,6 @@ class NodeService(Service):
         """All files that are read anew while the node runs."""
         self._certificates.reload()
         self._keyring.reload()
-
-
-def is_open_here(paths: Container[str], path: str, transport: Any) -> bool:
-    """Whether this needs no key: who asks is on this machine, maybe a proxied user by way of the core."""
-    return path in paths and is_loopback(transport.getPeer().host)
-
-
-def is_open_to_others(_: str, transport: Any) -> bool:
-    """Whether another user of this machine asks, and none who may be a core, or a proxied user by way of one."""
-    peer, host = transport.getPeer(), transport.getHost()
-    try:
-        user = user_of((peer.host, peer.port), (host.host, host.port))
-    except OSError:  # the kernel is not asked: whoever asks needs a key
-        return False
-    return user is not None and user != os.getuid()
-
-
-def is_loopback(host: str) -> bool:
-    """Also in the form that IPv4 has among IPv6's."""
-    address = ip_address(host.partition("%")[0])
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def _raise_descriptor_limit() -> None:

@@ -26,9 +26,9 @@ from node.machine.neighbour import user_of
 from node.machine.usage import most_files, open_files, usage
 from node.metrics import lag
 from node.metrics.families import ALIASES, FAMILIES, READ, Kind, made
+from node.metrics.neighbours import is_loopback, is_open_to_others
 from node.metrics.pages import FRESH, Shared, _verdict
 from node.metrics.readiness import Readiness, checks
-from node.tap import is_loopback, is_open_to_others
 from tests.harness.figures import series
 
 ODD = 'a"b\\c\nd é'
