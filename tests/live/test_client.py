@@ -124,6 +124,13 @@ async def logs(client: Client) -> None:
             break
 
 
+async def events(client: Client) -> None:
+    async with client.events(follow=False) as stream:
+        kinds = [event.kind async for event in stream]
+    assert kinds[:1] == ["node.started"]
+    assert "backend.running" in kinds
+
+
 async def figures(client: Client) -> None:
     assert (await client.system_stats()).mem_total > 0
 
@@ -232,15 +239,16 @@ WORK: dict[str, Work[None]] = {
     "add_routing_rule": rules,
     "remove_routing_rule": rules,
     "override_balancer": balancers,
+    "events": events,
 }
 
 
 def test_every_method_is_an_operation() -> None:
-    """The client has a coroutine of each row of METHODS, but for the log, and each is tried here."""
+    """The client has a coroutine of each row of METHODS, but for the streams, and each is tried here."""
     assert list(WORK) == [method.call for method in METHODS]
     for method in METHODS:
         made = getattr(Client, method.call)
-        assert inspect.iscoroutinefunction(made) is (method.kind is not Kind.LOGS)
+        assert inspect.iscoroutinefunction(made) is (method.kind not in (Kind.LOGS, Kind.EVENTS))
 
 
 @each_way
