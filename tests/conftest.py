@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 import time
@@ -44,6 +45,10 @@ settings.register_profile("nightly", deadline=None, max_examples=10_000, databas
 
 # Some hundreds are started.
 NodeProcess.child = Forked
+
+# What runs in the background of a shell may have it ignored, and so would every program that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _LIVE = Path(__file__).parent / "live"
 # What only newer cores can do is tried where there is one.
