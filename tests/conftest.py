@@ -46,7 +46,7 @@ settings.register_profile("nightly", deadline=None, max_examples=10_000, databas
 # Some hundreds are started.
 NodeProcess.child = Forked
 
-# What runs in the background of a shell may have it ignored, and so would every program that a test starts and interrupts.
+# What runs in the background of a shell may have it ignored, and so would every program that a test interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
