@@ -156,7 +156,7 @@ def full(on: Stage, target: Backing, load: Load) -> None:
         for name, ask in (("gRPC", rpc), ("REST", rest)):
             ticker.worst()
             times = [took(partial(ask, StatRequest(type=UsersStat))).seconds for _ in range(ROUNDS)]
-            line(f"GetStats, {name}, from the ledger", f"{ms(times)} ms, stall {ms([ticker.worst()])}")
+            line(f"GetStats, {name}", f"{ms(times)} ms, stall {ms([ticker.worst()])}")
         line(f"the core's own QueryStats, {2 * len(everybody)} rows", f"{ms(alone)} ms")
         line("RSS after that", f"{on.rss():.0f} MiB")
 
