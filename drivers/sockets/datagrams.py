@@ -60,8 +60,11 @@ class _Group(Group):
 
 
 def crowd(one: socket.socket) -> int:
-    """How many sockets there are at its address, whoever has them."""
+    """How many sockets there are at its address, whoever has them.
+
+    The kernel's table is read in pieces, and tells of one twice when others come meanwhile.
+    """
     inode = str(os.fstat(one.fileno()).st_ino)
     rows = [row.split() for row in _TABLES[socket.AddressFamily(one.family)].read_text().splitlines()[1:]]
     local = next((row[_LOCAL] for row in rows if row[_INODE] == inode), "")
-    return [row[_LOCAL] for row in rows].count(local)
+    return len({row[_INODE] for row in rows if row[_LOCAL] == local})

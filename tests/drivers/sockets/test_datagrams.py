@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
+from drivers.sockets import datagrams
 from drivers.sockets.datagrams import Datagrams
 from drivers.sockets.steering import Unsteerable
 from tests.harness.answering import NOBODY, Port, end
@@ -66,3 +70,20 @@ def test_a_stranger_who_comes_later(port: Port) -> None:
     with pytest.raises(Unsteerable, match="another process"):
         port.join("b")
     assert port.met() == {"a"}
+
+
+def test_a_table_that_tells_of_one_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the kernel's does when sockets come while it is read: they are counted by what they are."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        one.bind(("127.0.0.1", 0))
+        row = next(
+            line
+            for line in Path("/proc/net/udp").read_text().splitlines()[1:]
+            if line.split()[9] == str(os.fstat(one.fileno()).st_ino)
+        )
+        other = row.replace(row.split()[9], "1")
+        for rows, count in (([row, row], 1), ([row, other, row], 2)):
+            table = tmp_path / "udp"
+            table.write_text("\n".join(["its heading", *rows]))
+            monkeypatch.setitem(datagrams._TABLES, socket.AF_INET, table)
+            assert datagrams.crowd(one) == count
