@@ -183,11 +183,11 @@ class Supervisor:
         in_background(self.catch_up(run), "the routing of the core is not as it is to be")
 
     def _tell_started(self, run: Generation) -> None:
+        # None where all that was accepted was taken back while this run came.
         accepted = self._desired.accepted
-        assert accepted is not None
-        core, version = accepted.driver.name, accepted.version
-        text = f"a process of {core} {version} serves"
-        self._journal.tell(Kind.CORE_STARTED, text, core=core, version=version, **pid_of(run))
+        named = {"core": accepted.driver.name, "version": accepted.version} if accepted else {}
+        text = f"a process of {' '.join(named.values()) or 'a core'} serves"
+        self._journal.tell(Kind.CORE_STARTED, text, **named, **pid_of(run))
 
     def _exited(self, ended: Exit, run: Generation, pid: dict[str, object]) -> None:
         """A process is gone. If nobody asked it to go it comes again, or the one before it serves again."""

@@ -1864,6 +1864,23 @@ class Truth(SynchronousTestCase):
         [0.0, 0.0, 0.0, 0.5],
         True,
     )
+    @example(
+        [
+            *[(replace(start(), grace=5.0),)] * 6,
+            (replace(start("a x"), pause=1.0), trouble("crash"), trouble("fault"), start("a", "ann")),
+            (
+                replace(start("a x"), pause=1.0),
+                trouble("dear"),
+                replace(start("a x", "ann"), pause=4.0),
+                Step("add", "a", 5.0, frozenset({"ann"}), 0.0),
+                replace(start(), pause=4.0),
+            ),
+            (replace(start(), pause=1.0), trouble("crash"), trouble("crash"), start()),
+            (replace(start(), pause=1.0), trouble("crash"), trouble("crash"), Step("stop", "a", 5.0, frozenset(), 0.0)),
+        ],
+        [0.0, 1.0, 1.5, 0.0],
+        False,
+    )
     @given(st.lists(EVENTS, max_size=12), st.lists(MOMENTS, min_size=4, max_size=20), st.booleans())
     def test_disk_memory_and_core(self, events: list[tuple[Step, ...]], times: list[float], sharing: bool) -> None:
         """Whatever goes wrong meanwhile, in the end they are equal, and what was answered with success is the case."""
