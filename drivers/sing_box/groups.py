@@ -31,7 +31,8 @@ def _latency(item: GroupItem) -> Latency:
     return Latency(
         name=item.tag,
         alive=bool(seen),
-        delay=item.url_test_delay,
+        # 0 is for who does not answer: one that takes less than a millisecond takes one.
+        delay=max(item.url_test_delay, int(bool(seen))),
         link=item.tag,
         last_seen_time=seen,
         last_try_time=seen,

@@ -27,7 +27,8 @@ def latencies(statuses: Iterable[OutboundStatus]) -> list[Latency]:
         Latency(
             name=status.outbound_tag,
             alive=status.alive,
-            delay=status.delay,
+            # 0 is for who does not answer: one that takes less than a millisecond takes one.
+            delay=max(status.delay, int(status.alive)),
             link=status.outbound_tag,
             last_seen_time=status.last_seen_time,
             last_try_time=status.last_try_time,
