@@ -115,6 +115,7 @@ def test_a_removed_user_is_out(
     alone.controller.start(backend(door.inbounds, [door.user(stays), door.user(goes)]))
     cores = alone.node.core_pids()
     with client((door, stays), (door, goes)) as (first, second), ExitStack() as stack:
+        assert gets_in(first, echo) and gets_in(second, echo)
         mine = [stack.enter_context(transfer.connect(first, echo)) for _ in range(5)]
         his = [stack.enter_context(transfer.connect(second, echo, timeout=1)) for _ in range(20)]
         with talking(mine[0]):
