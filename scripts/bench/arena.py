@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 
 from scripts.bench.peer import peer
 from scripts.bench.results import Row
@@ -17,6 +17,8 @@ from scripts.bench.stage import Stage, backing, first_byte, stage
 PROTOCOLS: tuple[Protocol, ...] = ("grpc", "rest")
 # Seconds between two readings by the node itself, as it has it by default.
 INTERVAL = "10"
+# For what a Start leaves to be done.
+_SETTLED = 2.0
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Arena:
             side.backing = backing(size, inbounds)
             with calling(side, protocol) as call:
                 call("Start", side.backing.request().SerializeToString())
+        time.sleep(_SETTLED)
         for side in self.floors.values():
             side.backing = backing(min(size, 10_000), inbounds)
 
@@ -61,7 +64,7 @@ def arena(executable: Path | None, rounds: int) -> Iterator[Arena]:
         yield Arena(on, ours, found, floors, rounds)
 
 
-def row(name: str, unit: str, found: dict[str, tuple[float, ...]], place: int = 0, core: float | None = None) -> Row:
+def row(name: str, unit: str, found: Mapping[str, tuple[float, ...]], place: int = 0, core: float | None = None) -> Row:
     """The figure at this place, of all sides."""
     figures = {side: values[place] for side, values in found.items()}
     return Row(name, unit, figures["ours"], figures.get("peer"), core, figures.get("transport"))
@@ -89,9 +92,9 @@ def started(among: Arena, side: Side, call: Call, proxy: int | None) -> tuple[fl
     if proxy is not None:
         call("Stop", b"")
     with ThreadPoolExecutor(1) as pool:
-        begun = perf_counter()
-        replied = pool.submit(lambda: (call("Start", request), perf_counter())[1])
+        begun = time.perf_counter()
+        replied = pool.submit(lambda: (call("Start", request), time.perf_counter())[1])
         if proxy is not None:
             first_byte(side.backing.ports[0], proxy, among.on.echo)
-        byte = perf_counter() - begun
+        byte = time.perf_counter() - begun
         return 1000 * (replied.result() - begun), 1000 * byte

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
@@ -159,9 +159,7 @@ def better(first: Row, second: Row) -> Row:
     return first if worse(first, second) < 0 else second
 
 
-def confirmed(rows: Sequence[Row], before: Sequence[Row], again: Callable[[], Iterable[Row]]) -> list[Row]:
-    """The rows; where some seem to be worse, the better ones of two measurements."""
-    if not regressions(rows, before):
-        return list(rows)
-    second = {row.name: row for row in again()}
+def merged(rows: Iterable[Row], again: Iterable[Row]) -> list[Row]:
+    """The better ones of two measurements."""
+    second = {row.name: row for row in again}
     return [better(row, second[row.name]) if row.name in second else row for row in rows]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 import grpc
+import psutil
 
 from node.api.methods import METHODS, SERVICE
 from scripts.bench.stage import Backing, Stage, processor
@@ -56,6 +57,11 @@ class Side:
         raise NotImplementedError
 
     @property
+    def log(self) -> str:
+        """Where its log lines come in: the output of its core, or the standard input of a bare transport."""
+        return f"/proc/{self.core}/fd/1" if self.core else f"/proc/{self.pid}/fd/0"
+
+    @property
     def used(self) -> float:
         """Seconds of processor time of all threads, to the microsecond. See proc(5), schedstat."""
         files = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
@@ -71,10 +77,10 @@ class Side:
 class Ours(Side):
     dialect = "bearer"
 
-    def __init__(self, on: Stage) -> None:
+    def __init__(self, on: Stage, listened: float = 0.0) -> None:
         node = on.node
         target = Address(node.host, node.rest_port, node.grpc_port, node.key, node.pem)
-        super().__init__("ours", target, node.pid)
+        super().__init__("ours", target, node.pid, listened)
         self._on = on
 
     @property
@@ -160,5 +166,8 @@ def medians(
 
 
 def core_used(side: Side) -> float:
-    """Seconds of processor time of its core, in steps of 10 ms."""
-    return processor(side.core) if side.core else 0.0
+    """Seconds of processor time of its cores, those included that have ended, in steps of 10 ms."""
+    if side.core is None:
+        return 0.0
+    ended = psutil.Process(side.pid).cpu_times()
+    return float(ended.children_user + ended.children_system) + processor(side.core)

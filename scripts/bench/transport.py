@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+
+# As the node has it, so that what is left of the difference is the node's.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+os.environ["GRPC_EXPERIMENTS"] = "-event_engine_client,-event_engine_listener,-event_engine_for_all_other_endpoints"
 
 import grpc
 import grpc.aio
