@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import socket
 import ssl
 import statistics
 import threading
@@ -45,11 +46,16 @@ class Reader:
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
-    def lateness(self) -> list[float]:
-        """Seconds, of each line that came."""
+    def close(self) -> None:
+        """Wait for the thread: it would read on from the next socket of this number."""
+        self._link.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+
+    def lateness(self, since: float) -> list[float]:
+        """Seconds, of each line that came and was due since then: a node may begin with older ones."""
         data, ends, places = payloads(b"".join(self._pieces))
         found = ((match.end(), float(match[1])) for match in _DUE.finditer(data))
-        return [arrived(place, ends, places, self._arrivals) - due for place, due in found]
+        return [arrived(place, ends, places, self._arrivals) - due for place, due in found if due >= since]
 
     def _read(self) -> None:
         try:
@@ -58,13 +64,17 @@ class Reader:
                 self._pieces.append(piece)
                 self._arrivals.append((self._size, time.monotonic()))
         except OSError:
-            return  # The bench has closed it.
+            return  # The bench has shut it down.
 
 
 @contextmanager
 def listening(side: Side) -> Iterator[Reader]:
     with log_stream(side.target.grpc_port, side.target.pem, side.headers) as link:
-        yield Reader(link)
+        reader = Reader(link)
+        try:
+            yield reader
+        finally:
+            reader.close()
 
 
 def _lines(seconds: float, side: Side) -> tuple[float, float, float]:
@@ -73,13 +83,13 @@ def _lines(seconds: float, side: Side) -> tuple[float, float, float]:
     with ExitStack() as stack:
         readers = [stack.enter_context(listening(side)) for _ in range(READERS)]
         time.sleep(_MOMENT)
-        used = side.used
+        used, begun = side.used, time.monotonic()
         writer = multiprocessing.get_context("spawn").Process(target=_write, args=(side.log, portions), daemon=True)
         writer.start()
         writer.join()
         time.sleep(_MOMENT)
         processor = side.used - used
-        late = [seconds for reader in readers for seconds in reader.lateness()]
+        late = [seconds for reader in readers for seconds in reader.lateness(begun)]
     made = portions * RATE // _PORTIONS
     middle = statistics.median(late) if late else float("nan")
     return 100 * len(late) / READERS / made, 1e3 * middle, 1e6 * processor / made

@@ -6,6 +6,7 @@ import pytest
 
 from scripts.bench import stacks
 from scripts.bench.all import told
+from scripts.bench.profile import profiled
 from scripts.bench.raw import arrived, payloads
 from scripts.bench.results import GOALS, Goal, Row, from_json, line, markdown, merged, regressions, to_json, worse
 
@@ -106,3 +107,14 @@ def test_the_sums_of_a_profile() -> None:
     lines = list(stacks.report(found, 1_200e-6))
     assert "25% of it in threads without Python" in lines[0]
     assert "   50.0%  main" in lines
+
+
+@pytest.mark.core
+def test_a_profile_sees_the_node_at_work() -> None:
+    """Of a real node: the calls were made, and the function that all requests of gRPC go through is in the stacks."""
+    found, used, done = profiled("info", users=10, seconds=1.0)
+    assert done > 10
+    seen = sum(micros for stack, micros in found if stack[0] != stacks.SAMPLER)
+    assert 0.3 * used < seen / 1e6 < 1.1 * used
+    assert stacks.within(found)["node.aio:Aio._main"] > 0
+    assert {"MainThread", "aio"} <= stacks.by_thread(found).keys()

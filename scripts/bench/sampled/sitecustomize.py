@@ -45,7 +45,7 @@ def _look(sums: Counter[str], before: dict[int, int]) -> dict[int, int]:
 
 
 def _clocks() -> dict[int, int]:
-    """Nanoseconds of processor time of each thread of Python's."""
+    """Nanoseconds of processor time of each thread of Python's; a node's live as long as it does, as this needs."""
     idents = [thread.ident for thread in threading.enumerate() if thread.ident is not None]
     return {ident: time.clock_gettime_ns(time.pthread_getcpuclockid(ident)) for ident in idents}
 
