@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from time import perf_counter
 
 import grpc
 
@@ -28,6 +28,8 @@ NAMES: dict[Protocol, str] = {"grpc": "gRPC", "rest": "REST"}
 # Calls of one round.
 INFOS, UPDATES, STREAM, ALONE = 300, 100, 1_000, 60
 CHANGED = 5_000
+# For what a call leaves to be done.
+_SETTLED = 0.3
 # Live connections while half of the users change.
 LIVE = 100
 
@@ -172,11 +174,13 @@ def _stats(among: Arena, side: Side, protocol: Protocol, load: Load) -> tuple[fl
         ask = core.unary_unary(STATS + "QueryStats")
         for _ in range(among.rounds + 2):
             load.move()
+            time.sleep(_SETTLED)
             asked.append(_took(lambda: call("GetStats", request)))
             load.move()
+            time.sleep(_SETTLED)
             alone.append(_took(lambda: ask(query)))
-            reply = call("GetStats", request)
-            assert len(StatResponse.FromString(reply).stats) >= rows, "rows are missing"
+        reply = call("GetStats", request)
+        assert len(StatResponse.FromString(reply).stats) >= rows, "rows are missing"
     with transport(protocol, {"GetStats": reply}) as floor, calling(floor, protocol) as call:
         bare_ones = [_took(lambda: call("GetStats", request)) for _ in range(among.rounds + 2)]
     asked_ms, alone_ms, bare_ms = (1e3 * statistics.median(times) for times in (asked, alone, bare_ones))
@@ -184,6 +188,6 @@ def _stats(among: Arena, side: Side, protocol: Protocol, load: Load) -> tuple[fl
 
 
 def _took(work: Callable[[], object]) -> float:
-    begun = perf_counter()
+    begun = time.perf_counter()
     work()
-    return perf_counter() - begun
+    return time.perf_counter() - begun
