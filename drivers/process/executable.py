@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from twisted.internet.threads import deferToThreadPool
@@ -52,9 +53,9 @@ class Executable:
         rules = self.confinement.rules(self.path, touched)
         return replace(self, spawner=replace(self.spawner, rules=rules))
 
-    @property
+    @cached_property
     def unconfined(self) -> str | None:
-        """Why it can touch all that the node can, for an operator; None if it cannot."""
+        """Why it can touch all that the node can, for an operator; None if it cannot. Looked up once: see `changed`."""
         return unconfined(self.path)
 
     async def run(self, *arguments: str, stdin: bytes = b"", output: int = 3) -> Done:
