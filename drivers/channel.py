@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from google.protobuf.message import Message
-from twisted.internet.endpoints import TCP4ClientEndpoint, UNIXClientEndpoint
-from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.endpoints import TCP4ClientEndpoint
 from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
@@ -17,6 +17,7 @@ from drivers.http2.connection import Connection
 from drivers.http2.stream import End, Status, Stream
 from node.errors import CoreFailed, Unsupported
 from node.reactor import Reactor
+from node.sockets import dial
 from node.waiting import Signal
 
 # Seconds for a connection to come about: it is on this machine.
@@ -65,7 +66,7 @@ class Channel:
     def __init__(self, reactor: Reactor, target: str | int, metadata: Sequence[tuple[str, str]] = ()) -> None:
         """`target` is the path of a socket, or a port of this machine."""
         self._reactor = reactor
-        self._endpoint = _endpoint(reactor, target)
+        self._target = target
         self._metadata = tuple(metadata)
         self._connection = Connection()
         # While a connection is made; and why the last one was not.
@@ -118,12 +119,20 @@ class Channel:
             raise ApiFailed(OVER)
         if self._coming is None:
             self._coming = Signal()
-            coming = self._endpoint.connect(Factory.forProtocol(Connection))
+            coming = maybeDeferred(self._dialled)
             coming.addCallbacks(self._connected, self._not_connected)
         if self._coming is not None:
             await self._coming.wait()
         if self._fault:
             raise ApiFailed(self._fault, Status.UNAVAILABLE)
+
+    def _dialled(self) -> Connection | Deferred[Connection]:
+        if isinstance(self._target, int):
+            endpoint = TCP4ClientEndpoint(self._reactor, "127.0.0.1", self._target, CONNECT)
+            return cast("Deferred[Connection]", endpoint.connect(Factory.forProtocol(Connection)))
+        connection = Connection()
+        dial(self._reactor, self._target, connection)
+        return connection
 
     def _connected(self, connection: Connection) -> None:
         self._connection = connection
@@ -153,12 +162,6 @@ class Channel:
             if timer is not None and timer.active():
                 timer.cancel()
             stream.close()
-
-
-def _endpoint(reactor: Reactor, target: str | int) -> IStreamClientEndpoint:
-    if isinstance(target, str):
-        return UNIXClientEndpoint(reactor, target, CONNECT)
-    return TCP4ClientEndpoint(reactor, "127.0.0.1", target, CONNECT)
 
 
 def _require(end: End) -> None:
