@@ -34,8 +34,8 @@ from node.door.sockets import Port
 from node.door.upstream import Upstream
 from node.events.journal import Journal
 from node.http2 import PREFACE
-from node.sockets import Prompt
 from node.logs import LogRing
+from node.sockets import Prompt
 from node.transport.rest import make_app
 from node.transport.rpc import RpcServer
 from node.transport.site import Limits as SiteLimits
