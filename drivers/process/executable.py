@@ -140,6 +140,13 @@ class Installation:
         """Why the core can touch all that the node can, once it is known."""
         return self._known.unconfined if self._known else None
 
+    async def version(self) -> str:
+        """Of the executable to run now. Raises as `current`."""
+        known = self._known
+        if known is None or not known.path.is_file() or known.changed != known.path.stat().st_mtime_ns:
+            known = await self.current()
+        return known.version
+
     async def current(self) -> Executable:
         """The executable to run now. Raises `CoreFailed` with what to do if there is none."""
         known = self._known if self._known and self._known.path.is_file() else await self._found()
