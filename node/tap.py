@@ -146,7 +146,7 @@ class NodeService(Service):
         # What has the node's keys in it.
         keys = (Path.cwd() / ".env", settings.api_key_file, settings.keys_file)
         withheld = (settings.state_dir, *filter(None, keys))
-        host = Host(reactor, self._aio, self._ring, self._state.run_dir, settings.drivers, withheld)
+        host = Host(reactor, self._ring, self._state.run_dir, settings.drivers, withheld)
         self._drivers = Drivers(host)
         self._store = Store(reactor, self._state.database)
         self._journal = Journal(reactor, self._store.event)

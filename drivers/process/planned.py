@@ -45,7 +45,7 @@ class Core:
         return json_text.fingerprint(config_text)
 
     async def version(self) -> str:
-        return (await self._installation.current()).version
+        return await self._installation.version()
 
 
 class Planned(Generic[M]):

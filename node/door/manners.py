@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from node.door.bodies import Bodies, Messages
-from node.door.frames import ACK, END_HEADERS, END_STREAM, PADDED, PREFACE, Code, Frame, Frames, Kind
+from node.door.frames import Frame, Frames
 from node.door.headings import BadHeadings, Headings
+from node.http2 import ACK, END_HEADERS, END_STREAM, PADDED, PREFACE, Code, Kind
 
 # Bytes of one block of headers, its CONTINUATIONs included, and how many of those; gRPC itself takes 16 KiB unpacked.
 BLOCK = 32 * 1024

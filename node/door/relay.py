@@ -18,9 +18,10 @@ from zope.interface import implementer
 from node.door.bodies import AGAIN, Messages
 from node.door.connections import Connection, Connections
 from node.door.delivery import tcp, written
-from node.door.frames import Code, goaway, reset, trailers
+from node.door.frames import goaway, trailers
 from node.door.manners import Manners, Unmannerly
 from node.door.upstream import Upstream
+from node.http2 import Code, reset
 from node.waiting import fire
 
 # Seconds until the server is tried again while another one takes its place.

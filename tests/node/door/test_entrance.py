@@ -30,11 +30,12 @@ from node.door import manners, relay
 from node.door.bodies import Bodies
 from node.door.connections import Connection, Connections, Limits
 from node.door.entrance import Entrance
-from node.door.frames import PREFACE
-from node.door.sockets import Port, Prompt
+from node.door.sockets import Port
 from node.door.upstream import Upstream
 from node.events.journal import Journal
+from node.http2 import PREFACE
 from node.logs import LogRing
+from node.sockets import Prompt
 from node.transport.rest import make_app
 from node.transport.rpc import RpcServer
 from node.transport.site import Limits as SiteLimits
