@@ -122,6 +122,7 @@ class Desired:
         self._held = Held(self.accepted, self.roster) if restorable else Held(None, no_users())
         self.accepted = wanted
         self._install(roster)
+        self._recorder.stage(roster)
 
     def keep(self) -> None:
         """The other backend runs."""
@@ -134,6 +135,7 @@ class Desired:
         assert self._held is not None
         self.accepted, self.roster = self._held.accepted, self._held.roster
         self._held = None
+        self._recorder.unstage()
 
     def confirm(self, request: Backend, roster: Roster) -> None:
         """The backend that runs was asked for again, with these users."""
