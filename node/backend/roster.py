@@ -74,7 +74,7 @@ class Roster:
         """
         roster = cls(tags, account_of)
         supplied, refused = roster._read(users)
-        if before and before._account_of == account_of and list(before.users.items()) == list(supplied.packed.items()):
+        if before and before._account_of == account_of and _alike(before.users, supplied.packed):
             return before, refused + before._fill(supplied)
         if before:
             helped = before._keeping(supplied.packed, account_of)
@@ -99,7 +99,8 @@ class Roster:
             except Unusable as error:
                 refused.append(Refusal(user.email, str(error)))
                 continue
-            named = tuple(user.inbounds)
+            # A slice, since that takes half the time of going through them.
+            named = tuple(user.inbounds[:])
             if tags := known(named):
                 supplied.packed[key] = normal(user, named).SerializeToString()
                 supplied.users.append(user)
@@ -124,7 +125,7 @@ class Roster:
         for key, user, tags in zip(*supplied, strict=True):
             if key not in self.users:
                 self._enter(key, user, tags, refused)
-            elif any(key not in self.target[tag] for tag in tags):
+            else:
                 refused += self._refusals(key, user, tags)
         self.users = supplied.packed
         return refused
@@ -204,8 +205,8 @@ class Roster:
         self._credential[tag][key] = credential
         if addresses:
             self._addresses[tag][key] = addresses
-        holder = self._holder[tag]
-        lost = [claim for claim in (credential, *addresses) if holder.setdefault(claim, key) != key]
+        setdefault = self._holder[tag].setdefault
+        lost = [claim for claim in (credential, *addresses) if setdefault(claim, key) != key]
         if not lost:
             self.target[tag][key] = packed
             return
@@ -268,6 +269,11 @@ class Roster:
             if key not in self.target[tag]:
                 refused = self._refusals(key, user, (tag,))
                 yield refused[0].reason if refused else f"{tag}: the user has no credential for it"
+
+
+def _alike(users: Mapping[str, bytes], others: Mapping[str, bytes]) -> bool:
+    """Whether they are the same, in the same order."""
+    return users == others and [*users] == [*others]
 
 
 def _copied(dicts: Mapping[K, Mapping[L, V]]) -> dict[K, dict[L, V]]:
