@@ -218,8 +218,11 @@ class Roster:
         self._credential[tag][key] = credential
         if addresses:
             self._addresses[tag][key] = addresses
-        setdefault = self._holder[tag].setdefault
-        lost = [claim for claim in (credential, *addresses) if setdefault(claim, key) != key]
+        holder = self._holder[tag]
+        if not addresses and holder.setdefault(credential, key) == key:
+            self.target[tag][key] = packed
+            return
+        lost = [claim for claim in (credential, *addresses) if holder.setdefault(claim, key) != key]
         if not lost:
             self.target[tag][key] = packed
             return
