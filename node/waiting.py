@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 from twisted.internet.defer import Deferred, DeferredList, ensureDeferred
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 def lasting(work: Deferred[T]) -> Deferred[T]:
@@ -26,10 +27,10 @@ async def together(works: Iterable[Coroutine[Any, Any, T] | Deferred[T]]) -> lis
     return [outcome for _, outcome in ended]
 
 
-async def both(work: Coroutine[Any, Any, T], other: Coroutine[Any, Any, None]) -> T:
-    """The outcome of `work` when the other has ended, too. Raises as `together`."""
-    outcome, _ = await together([cast("Coroutine[Any, Any, Any]", work), other])
-    return cast("T", outcome)
+async def both(work: Coroutine[Any, Any, T], other: Coroutine[Any, Any, U]) -> tuple[T, U]:
+    """The outcomes of both when both have ended. Raises as `together`."""
+    outcome, another = await together([cast("Coroutine[Any, Any, Any]", work), cast("Coroutine[Any, Any, Any]", other)])
+    return outcome, another
 
 
 def fire(waiter: Deferred[T], outcome: T) -> None:

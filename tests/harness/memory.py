@@ -217,6 +217,7 @@ class MemoryRecord:
     def __init__(self) -> None:
         self.request = self.changes = b""
         self.kept: dict[str, bytes] = {}
+        self.staged: dict[str, bytes] = {}
         self.written = 0
         self.gate = Gate()
 
@@ -237,6 +238,10 @@ class MemoryRecord:
             self.kept.pop(key, None)
             if packed is not None:
                 self.kept[key] = packed
+
+    def stage(self, users: Mapping[str, bytes]) -> None:
+        """They are not among those who are kept."""
+        self.staged = dict(users)
 
     async def flush(self) -> None:
         await self.gate.passed()
