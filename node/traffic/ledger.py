@@ -9,42 +9,37 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice, repeat
+from itertools import islice
 
 from node.contract.accounts import key_of
 from node.contract.counters import _TRAFFIC, DIRECTIONS, Both, Reading, Row, Scope, _key, counter_name
 from node.traffic.sums import Sums, columns
 from node.traffic.totals import Added, Totals
 
-_USER = "user>>>"
+UP, DOWN = DIRECTIONS
 
 
-def differences(before: Reading, reading: Reading) -> dict[Scope, Sums]:
-    """What to book, by scope. Zeros of users are left out; of inbounds and outbounds they tell that there is one."""
-    lasts = map(before.get, reading, repeat(0))
-    # A counter that went down counts from zero.
-    added = {
-        counter: value if value < last else value - last
-        for (counter, value), last in zip(reading.items(), lasts, strict=True)
-    }
-    others = {counter: more for counter, more in added.items() if not counter.startswith(_USER)}
-    users = {counter: more for counter, more in added.items() if more} if 0 in added.values() else added
-    found = {scope: _of(scope, users if scope is Scope.USER else others) for scope in Scope}
-    return {scope: sums for scope, sums in found.items() if sums.up or sums.down}
+def differences(last: dict[str, int], reading: Reading) -> dict[Scope, Sums]:
+    """What to book by scope and name. `last` is what was read before; afterwards it is what was read by now.
 
-
-def _of(scope: Scope, added: Mapping[str, int]) -> Sums:
-    """Those of these counters that are of this scope, by name."""
-    return Sums(*(_named(f"{scope.value}>>>", f"{_TRAFFIC}{direction}", added) for direction in DIRECTIONS))
-
-
-def _named(begin: str, end: str, added: Mapping[str, int]) -> dict[str, int]:
-    here = slice(len(begin), -len(end))
-    return {
-        counter[here]: more
-        for counter, more in added.items()
-        if counter.endswith(end) and counter.startswith(begin, 0, -len(end))
-    }
+    Zeros of users are left out; of inbounds and outbounds they tell that there is such a one.
+    """
+    found = {scope.value: Sums() for scope in Scope}
+    for counter, value in reading.items():
+        before = last.get(counter)
+        if value == before:
+            continue
+        last[counter] = value
+        # One that went down counts from zero.
+        added = value if before is None or value < before else value - before
+        begin, _, direction = counter.rpartition(_TRAFFIC)
+        word, separated, name = begin.partition(">>>")
+        if separated and word in found and (added or word != Scope.USER.value):
+            if direction == UP:
+                found[word].up[name] = added
+            elif direction == DOWN:
+                found[word].down[name] = added
+    return {Scope(word): sums for word, sums in found.items() if sums.up or sums.down}
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,10 +80,7 @@ class Ledger:
         A reading may come in parts: counters that it lacks are as they were.
         """
         last = self._last.setdefault(run, {})
-        # Of many counters few have moved: only those cost more than this look.
-        moved = {counter: value for counter, value in reading.items() if last.get(counter) != value}
-        found = differences(last, moved)
-        last.update(moved)
+        found = differences(last, reading)
         self.totals.book(_added(found, self.totals.scopes))
         for scope, sums in found.items():
             self._add(scope, self._by_key(sums) if scope is Scope.USER else sums)
