@@ -35,6 +35,7 @@ from node.state.store import Store
 from node.traffic.polling import Traffic
 from node.traffic.totals import LASTING, Totals
 from protos import service_pb2
+from protos.columns_pb2 import Stats
 from protos.service_pb2 import BackendType, BaseInfoResponse, Empty, StatRequest, SystemStatsResponse
 
 
@@ -174,7 +175,7 @@ class Backend:
     async def backend_stats(self, _: Empty, __: Call) -> service_pb2.BackendStatsResponse:
         return await self._questions.one(lambda run: run.backend_stats())
 
-    async def stats(self, request: StatRequest, call: Call) -> service_pb2.StatResponse:
+    async def stats(self, request: StatRequest, call: Call) -> Stats:
         return await self._traffic.stats(request, call.delivered)
 
     async def online(self, request: StatRequest, _: Call) -> service_pb2.OnlineStatResponse:

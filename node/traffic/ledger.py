@@ -7,54 +7,39 @@ are put aside until the reply was delivered: delivered + aside + pending is what
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
+from node.contract.accounts import key_of
 from node.contract.counters import _TRAFFIC, DIRECTIONS, Both, Reading, Row, Scope, _key, counter_name
-from node.traffic.totals import Totals
+from node.traffic.sums import Sums, columns
+from node.traffic.totals import Added, Totals
 
-NOTHING: Both = (0, 0)
-
-_USER = "user>>>"
-
-
-SCOPES = {scope.value: scope for scope in Scope}
+UP, DOWN = DIRECTIONS
 
 
-class Difference(NamedTuple):
-    """What one counter says more than before, of which name, and whether down or up."""
+def differences(last: dict[str, int], reading: Reading) -> dict[Scope, Sums]:
+    """What to book by scope and name. `last` is what was read before; afterwards it is what was read by now.
 
-    scope: Scope
-    name: str
-    down: bool
-    added: int
-
-
-def differences(before: Reading, reading: Reading) -> list[Difference]:
-    """What to book. Zeros of users are left out; of inbounds and outbounds they tell that there is such a one."""
-    found = []
+    Zeros of users are left out; of inbounds and outbounds they tell that there is such a one.
+    """
+    found = {scope.value: Sums() for scope in Scope}
     for counter, value in reading.items():
-        last = before.get(counter)
-        if value == last:
+        before = last.get(counter)
+        if value == before:
             continue
-        added = value if last is None or value < last else value - last
-        if added or not counter.startswith(_USER):
-            difference = _difference(counter, added)
-            if difference is not None:
-                found.append(difference)
-    return found
-
-
-def _difference(counter: str, added: int) -> Difference | None:
-    """None for a counter of something else."""
-    begin, _, direction = counter.rpartition(_TRAFFIC)
-    word, found, name = begin.partition(">>>")
-    scope = SCOPES.get(word)
-    if scope is None or not found or direction not in DIRECTIONS:
-        return None
-    return Difference(scope, name, direction == "downlink", added)
+        last[counter] = value
+        # One that went down counts from zero.
+        added = value if before is None or value < before else value - before
+        begin, _, direction = counter.rpartition(_TRAFFIC)
+        word, separated, name = begin.partition(">>>")
+        if separated and word in found and (added or word != Scope.USER.value):
+            if direction == UP:
+                found[word].up[name] = added
+            elif direction == DOWN:
+                found[word].down[name] = added
+    return {Scope(word): sums for word, sums in found.items() if sums.up or sums.down}
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +47,11 @@ class Taken:
     """The bytes that were put aside for one reply, by key."""
 
     scope: Scope
-    rows: Mapping[str, Both]
+    sums: Sums
+
+    @property
+    def rows(self) -> Mapping[str, Both]:
+        return {key: self.sums.both(key) for key in self.sums.names}
 
 
 class Ledger:
@@ -70,7 +59,8 @@ class Ledger:
 
     def __init__(self, totals: Totals | None = None) -> None:
         self.totals = totals or Totals()
-        self._pending: dict[Scope, dict[str, Both]] = {scope: {} for scope in Scope}
+        # By key. Of users those who have bytes; of inbounds and outbounds all that run, too.
+        self._pending: dict[Scope, Sums] = {scope: Sums() for scope in Scope}
         # For replies that are on their way; they are ours until those were delivered.
         self._aside: set[Taken] = set()
         self._last: dict[object, dict[str, int]] = {}
@@ -81,8 +71,8 @@ class Ledger:
 
     @property
     def sizes(self) -> Mapping[Scope, int]:
-        """How many rows of each scope there are, those without bytes included."""
-        return {scope: len(rows) for scope, rows in self._pending.items()}
+        """How many rows of each scope there are; inbounds and outbounds without bytes are among them."""
+        return {scope: len(sums) for scope, sums in self._pending.items()}
 
     def book(self, run: object, reading: Reading) -> bool:
         """Book what one run of a core has counted since its last reading. Returns whether that was anything.
@@ -90,13 +80,11 @@ class Ledger:
         A reading may come in parts: counters that it lacks are as they were.
         """
         last = self._last.setdefault(run, {})
-        # Of many counters few have moved: only those cost more than this look.
-        moved = {counter: value for counter, value in reading.items() if last.get(counter) != value}
-        found = differences(last, moved)
-        last.update(moved)
-        self._add(found)
-        self.totals.book(found)
-        return any(difference.added for difference in found)
+        found = differences(last, reading)
+        self.totals.book(_added(found, self.totals.scopes))
+        for scope, sums in found.items():
+            self._add(scope, self._by_key(sums) if scope is Scope.USER else sums)
+        return any(sums.moved for sums in found.values())
 
     def keep(self, runs: Iterable[object]) -> None:
         """Only these runs go on; the readings of the others are no longer compared with."""
@@ -105,40 +93,47 @@ class Ledger:
             return
         self._last = {run: last for run, last in self._last.items() if run in going}
         for scope in (Scope.INBOUND, Scope.OUTBOUND):
-            self._forget_empty(scope, tuple(self._pending[scope]))
+            self._forget_empty(scope, self._pending[scope].names)
+
+    def listed(self, scope: Scope) -> Iterator[tuple[str, int, int]]:
+        """Users who have bytes; every inbound or outbound that has some or runs. As of now, whenever it is read."""
+        rows = self._pending[scope].rows()
+        if scope is Scope.USER:
+            spelling = self._spelling.copy()
+            return ((spelling.get(key, key), up, down) for key, up, down in rows) if spelling else rows
+        return iter([row for row in rows if any(row[1:]) or self._runs(scope, row[0])])
 
     def all(self, scope: Scope) -> Iterator[Row]:
-        """Users who have bytes; every inbound or outbound that has some or runs. As of now, whenever it is read."""
-        rows, spelling = self._pending[scope].copy(), self._spelling.copy()
-        if scope is Scope.USER:
-            return (Row(scope, spelling.get(key, key), *both) for key, both in rows.items() if both != NOTHING)
-        runs = {name for name in rows if self._runs(scope, name)}
-        return (Row(scope, name, *both) for name, both in rows.items() if both != NOTHING or name in runs)
+        """The same as rows."""
+        return (Row(scope, *row) for row in self.listed(scope))
 
     def one(self, scope: Scope, name: str) -> Row | None:
         """The row of one name; None if there is none."""
-        key = _key(scope, name)
-        both = self._pending[scope].get(key)
-        return None if both is None else Row(scope, self._name(scope, key), *both)
+        key, pending = _key(scope, name), self._pending[scope]
+        told = scope is Scope.USER and any(key in taken.sums for taken in self._aside if taken.scope is scope)
+        return Row(scope, self._name(scope, key), *pending.both(key)) if told or key in pending else None
 
     def take(self, scope: Scope, name: str | None = None) -> Taken:
         """Put the row of a name aside, or all: they begin at zero again. `settle` tells what became of them."""
         pending = self._pending[scope]
-        keys = pending if name is None else {_key(scope, name)} & pending.keys()
-        taken = Taken(scope, {key: pending[key] for key in keys if pending[key] != NOTHING})
-        pending.update(dict.fromkeys(taken.rows, NOTHING))
+        if scope is Scope.USER and name is None:
+            taken = Taken(scope, pending)
+            self._pending[scope] = Sums()
+        else:
+            taken = Taken(scope, pending.take(pending.names if name is None else [_key(scope, name)]))
+        if scope is not Scope.USER:
+            pending.add(Sums(dict.fromkeys(taken.sums.up, 0), dict.fromkeys(taken.sums.down, 0)))
         self._aside.add(taken)
         return taken
 
     def settle(self, taken: Taken, delivered: bool) -> None:
         """The reply was delivered: its rows are gone. Or it was not: they come back."""
         self._aside.remove(taken)
-        pending = self._pending[taken.scope]
         if delivered:
-            self._dirty[taken.scope] |= taken.rows.keys()
-            self._forget_empty(taken.scope, taken.rows)
+            self._dirty[taken.scope].update(taken.sums.names)
+            self._forget_empty(taken.scope, taken.sums.names)
         else:
-            pending.update({key: _more(pending.get(key, NOTHING), both) for key, both in taken.rows.items()})
+            self._pending[taken.scope].add(taken.sums)
 
     def changes(self, most: int | None = None) -> list[Row]:
         """The rows that are not as they were when they were told last, with what is aside. Zero: there is no row."""
@@ -152,60 +147,65 @@ class Ledger:
     def everything(self) -> list[Row]:
         """All rows that have bytes, with what is aside."""
         self._dirty = {scope: set() for scope in Scope}
-        keys = {scope: set(rows) for scope, rows in self._pending.items()}
-        for taken in self._aside:
-            keys[taken.scope] |= taken.rows.keys()
-        return [row for scope in Scope for row in self._whole(scope, keys[scope]) if row.both != NOTHING]
+        rows: list[Row] = []
+        for scope in Scope:
+            rows += self._whole(scope, set().union(*(sums.names for sums in self._ours(scope))))
+        return [row for row in rows if any(row.both)]
 
     def restore(self, rows: Iterable[Row]) -> None:
         """Rows of an earlier ledger: nobody has had them."""
         for row in rows:
-            key = row.key
-            self._pending[row.scope][key] = _more(self._pending[row.scope].get(key, NOTHING), row.both)
+            self._pending[row.scope].count(row.key, *row.both)
             if row.scope is Scope.USER:
-                self._spell(key, row.name)
+                self._spell(row.key, row.name)
 
-    def _add(self, found: Iterable[Difference]) -> None:
-        for scope, name, down, added in found:
-            key = _key(scope, name)
-            rows = self._pending[scope]
-            if not added and (scope is Scope.USER or key in rows):
-                continue
-            uplink, downlink = rows.get(key, NOTHING)
-            rows[key] = (uplink, downlink + added) if down else (uplink + added, downlink)
-            if added:
-                self._dirty[scope].add(key)
-                if scope is Scope.USER:
-                    self._spell(key, name)
+    def _add(self, scope: Scope, sums: Sums) -> None:
+        self._pending[scope].add(sums)
+        dirty = self._dirty[scope]
+        for column in (sums.up, sums.down):
+            dirty.update(column if scope is Scope.USER else (key for key, more in column.items() if more))
 
-    def _whole(self, scope: Scope, keys: Iterable[str]) -> Iterator[Row]:
+    def _by_key(self, sums: Sums) -> Sums:
+        """What users have by their names, by key."""
+        names = "".join([*sums.up, *sums.down])
+        if names.isascii() and names == names.lower() and not self._spelling:
+            return sums  # most often, and much faster told at once
+        by_key = Sums()
+        for name, up, down in sums.rows():
+            key = key_of(name)
+            by_key.count(key, up, down)
+            self._spell(key, name)
+        return by_key
+
+    def _ours(self, scope: Scope) -> list[Sums]:
+        """What is pending and what is aside."""
+        return [self._pending[scope], *(taken.sums for taken in self._aside if taken.scope is scope)]
+
+    def _whole(self, scope: Scope, keys: Collection[str]) -> list[Row]:
         """What is pending of these and what is aside."""
-        pending = self._pending[scope]
-        aside = [taken.rows for taken in self._aside if taken.scope is scope]
-        for key in keys:
-            both = pending.get(key, NOTHING)
-            for rows in aside:
-                both = _more(both, rows.get(key, NOTHING))
-            yield Row(scope, self._name(scope, key), *both)
+        names = [self._spelling.get(key, key) for key in keys] if scope is Scope.USER else keys
+        ups, downs = columns(self._ours(scope), keys)
+        return [Row(scope, name, up, down) for name, up, down in zip(names, ups, downs, strict=True)]
 
     def _name(self, scope: Scope, key: str) -> str:
         return self._spelling.get(key, key) if scope is Scope.USER else key
 
     def _runs(self, scope: Scope, name: str) -> bool:
         """Whether this is an inbound or outbound of a run that goes on."""
-        if scope is Scope.USER:
-            return False
         counters = [counter_name(scope, name, direction) for direction in DIRECTIONS]
         return any(counter in last for last in self._last.values() for counter in counters)
 
     def _forget_empty(self, scope: Scope, keys: Iterable[str]) -> None:
-        """Users without bytes need no row, nor do inbounds and outbounds that are gone."""
-        pending = self._pending[scope]
-        for key in keys:
-            if pending.get(key) == NOTHING and not self._runs(scope, key):
-                del pending[key]
-                if scope is Scope.USER and not any(key in taken.rows for taken in self._aside):
-                    self._spelling.pop(key, None)
+        """Users without bytes are spelled no more; inbounds and outbounds without, that are gone, need no row."""
+        ours = self._ours(scope)
+        if scope is Scope.USER:
+            for key in self._spelling.keys() & keys:
+                if not any(key in sums for sums in ours):
+                    del self._spelling[key]
+            return
+        for key in [*keys]:
+            if not any(ours[0].both(key)) and not self._runs(scope, key):
+                ours[0].forget(key)
 
     def _spell(self, key: str, name: str) -> None:
         """A user with two spellings is named as they were counted last."""
@@ -215,5 +215,9 @@ class Ledger:
             self._spelling[key] = name
 
 
-def _more(one: Both, other: Both) -> Both:
-    return one[0] + other[0], one[1] + other[1]
+def _added(found: Mapping[Scope, Sums], scopes: Collection[Scope]) -> Iterator[Added]:
+    """What was found of these scopes, a counter each."""
+    for scope, sums in found.items():
+        if scope in scopes:
+            yield from ((scope, name, False, more) for name, more in sums.up.items())
+            yield from ((scope, name, True, more) for name, more in sums.down.items())

@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred, TimeoutError, ensureDeferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
-from node.contract.counters import DIRECTIONS, Reading, Row, Scope
+from node.contract.counters import Reading, Row, Scope
 from node.contract.driver import CountsSome, Generation
 from node.errors import InvalidRequest, NodeError, UnknownName, Unsupported, shown
 from node.logs import Logger
@@ -19,10 +19,12 @@ from node.periodic import Periodic
 from node.state.store import Store
 from node.traffic.ledger import Ledger, Taken
 from node.traffic.readings import Readings, Wanted
+from node.traffic.reply import Told, packed
 from node.traffic.totals import OTHERS, Totals
 from node.waiting import lasting
 from protos import service_pb2
-from protos.service_pb2 import StatRequest, StatResponse
+from protos.columns_pb2 import Stats
+from protos.service_pb2 import StatRequest
 
 # How often the node looks whether a reading is due, as a part of the interval: who asks has one made as well.
 TICK = 0.1
@@ -30,8 +32,6 @@ TICK = 0.1
 FRESH = 0.1
 # Counters are booked, and rows told, in parts of this many (2 to 3 ms), between which other work is done.
 SLICE = 2000
-
-UP, DOWN = DIRECTIONS
 
 _ALL = {
     service_pb2.Outbounds: Scope.OUTBOUND,
@@ -159,16 +159,16 @@ class Traffic:
             return await self._readings.one(generation)
         return await lasting(ensureDeferred(self._read_all(counting, began, wanted)))
 
-    async def stats(self, request: StatRequest, delivered: Callable[[], Deferred[bool]]) -> StatResponse:
-        """The rows of a request: all that was counted until it came. With a reset they come back if the reply is not
-        delivered.
+    async def stats(self, request: StatRequest, delivered: Callable[[], Deferred[bool]]) -> Stats:
+        """The rows of a request, as a StatResponse has them: all that was counted until it came.
 
+        With a reset they come back if the reply is not delivered.
         `delivered` is asked for where that matters. Raises `UnknownName`.
         """
         scope, name = asked(request)
         await self.read(wanted=None if name is None else frozenset({(scope, name)}))
         self._require(scope)
-        rows = self._ledger.all(scope) if name is None else iter([self._row(scope, name)])
+        rows = self._ledger.listed(scope) if name is None else iter([self._row(scope, name)[1:]])
         if request.reset:
             delivered().addCallback(partial(self._settle, self._ledger.take(scope, name)))
         # Among all users only what is not zero is told.
@@ -242,10 +242,10 @@ class Traffic:
             await self._breathe(part)
         return moved
 
-    async def _told(self, rows: Iterator[Row], zeros: bool) -> StatResponse:
-        reply = StatResponse()
+    async def _told(self, rows: Iterator[Told], zeros: bool) -> Stats:
+        reply = Stats()
         while part := list(islice(rows, SLICE)):
-            tell(reply, part, zeros)
+            reply.stat.extend(packed(part, zeros))
             await self._breathe(part)
         return reply
 
@@ -284,16 +284,3 @@ def asked(request: StatRequest) -> tuple[Scope, str | None]:
     if request.type in _ONE:
         return _ONE[request.type], request.name
     raise InvalidRequest(f"there is no kind of statistics with number {request.type}")
-
-
-def tell(reply: StatResponse, rows: Iterable[Row], zeros: bool) -> None:
-    """Add rows as the interface has them, those without bytes only if they are asked for.
-
-    In place: messages that are made first and put in afterwards are copied, at three times the cost.
-    """
-    add = reply.stats.add
-    for row in rows:
-        if row.uplink or zeros:
-            add(name=row.name, type=UP, link="traffic", value=row.uplink)
-        if row.downlink or zeros:
-            add(name=row.name, type=DOWN, link="traffic", value=row.downlink)

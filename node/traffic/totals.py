@@ -25,6 +25,11 @@ class Totals:
         # What differs from what `changes` told last.
         self._dirty: set[tuple[Scope, str]] = set()
 
+    @property
+    def scopes(self) -> Collection[Scope]:
+        """Those that are kept."""
+        return self._rows.keys()
+
     def book(self, found: Iterable[Added]) -> None:
         """Add what was counted."""
         for scope, name, down, added in found:

@@ -115,7 +115,7 @@ def who_imports(*packages: str) -> set[str]:
 @functools.cache
 def own_imports(name: str) -> frozenset[str]:
     """The modules of ours that a module imports."""
-    known = modules().keys() | {"protos.service_pb2", "protos.xray_pb2", "protos.sing_box_pb2"}
+    known = modules().keys() | {"protos.service_pb2", "protos.xray_pb2", "protos.sing_box_pb2", "protos.columns_pb2"}
     found = set()
     for target in imported(modules()[name]):
         parts = target.split(".")

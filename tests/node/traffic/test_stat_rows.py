@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from drivers.xray import api
 from node.contract.counters import DIRECTIONS, Row, Scope, counter_name
 from node.traffic.ledger import Ledger
-from node.traffic.polling import tell
+from node.traffic.reply import packed
 from protos import xray_pb2
+from protos.columns_pb2 import Stats
 from protos.service_pb2 import StatResponse
 from scripts.staging import background
 from tests.harness.rpc_server import serving
 
-names, values = st.text(max_size=20), st.integers(0, 2**62)
+names, values = st.text(max_size=20) | st.text(min_size=100, max_size=200), st.integers(0, 2**63 - 1)
 rows_of_users = st.lists(st.builds(Row, st.just(Scope.USER), names, values, values), max_size=20)
 readings = st.dictionaries(
     st.builds(counter_name, st.sampled_from(Scope), st.sampled_from("abc"), st.sampled_from(DIRECTIONS)), values
@@ -28,8 +29,7 @@ readings = st.dictionaries(
 @given(rows_of_users, st.booleans())
 def test_rows_are_told(rows: list[Row], zeros: bool) -> None:
     """Both directions of each row, in order; those without bytes only where they are asked for."""
-    reply = StatResponse()
-    tell(reply, rows, zeros)
+    reply = Stats(stat=packed([row[1:] for row in rows], zeros))
     told = [
         (stat.name, stat.type, stat.link, stat.value)
         for stat in StatResponse.FromString(reply.SerializeToString()).stats

@@ -1,0 +1,38 @@
+"""Rows as the interface has them, packed: for thousands, messages of their own cost more than all else. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import chain, compress
+
+from node.contract.counters import DIRECTIONS
+from protos.columns_pb2 import Values
+from protos.service_pb2 import Stat
+
+# A value as the field that it is in a Stat: its tag, then bytes of which all but the last have the highest bit.
+_VALUE = re.compile(rb"\x20[\x80-\xff]*[\x00-\x7f]")
+_UP, _DOWN = (Stat(type=direction, link="traffic").SerializeToString() for direction in DIRECTIONS)
+
+# A name, and its bytes up and down.
+Told = tuple[str, int, int]
+
+
+def packed(rows: Sequence[Told], zeros: bool) -> list[bytes]:
+    """Two Stats of each of these rows; those without bytes only if they are asked for."""
+    if not rows:
+        return []
+    names, ups, downs = zip(*rows, strict=True)
+    columns = zip(map(_name, names), _values(ups), _values(downs), strict=True)
+    stats = [stat for name, up, down in columns for stat in (name + _UP + up, name + _DOWN + down)]
+    return stats if zeros else [*compress(stats, chain.from_iterable(zip(ups, downs, strict=True)))]
+
+
+def _values(values: Sequence[int]) -> list[bytes]:
+    return _VALUE.findall(Values(value=values).SerializeToString())
+
+
+def _name(name: str) -> bytes:
+    """The field of a Stat."""
+    raw = name.encode()
+    return b"\n%c%b" % (len(raw), raw) if len(raw) < 128 else Stat(name=name).SerializeToString()
