@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.endpoints import TCP4ClientEndpoint
 from twisted.internet.protocol import Factory
@@ -60,6 +60,11 @@ def asking(what: str, unsupported: str = "") -> Iterator[None]:
         raise CoreFailed(f"{what}: {error}") from error
 
 
+class _Connections(Factory):
+    protocol = Connection
+    noisy = False
+
+
 class Channel:
     """Calls by path, over a connection that is made when there is none. `metadata` goes with each of them."""
 
@@ -69,6 +74,8 @@ class Channel:
         self._target = target
         self._metadata = tuple(metadata)
         self._connection = Connection()
+        # That one, once it is made, and those before it that have calls under way.
+        self._connections: list[Connection] = []
         # While a connection is made; and why the last one was not.
         self._coming: Signal | None = None
         self._fault = ""
@@ -77,8 +84,9 @@ class Channel:
     def close(self) -> None:
         """Calls under way fail, later ones, too. May be called again."""
         self._closed = True
-        if self._connection.usable:
-            self._connection.close(End(None, ENDED))
+        connections, self._connections = self._connections, []
+        for connection in connections:
+            connection.close(End(None, ENDED))
 
     async def call(self, path: str, request: Message | bytes, reply: type[Any], seconds: float) -> Any:
         """The reply to one request. Raises `ApiFailed`."""
@@ -89,7 +97,7 @@ class Channel:
         _require(stream.end)
         if not stream.messages:
             raise ApiFailed("the core answered with nothing", Status.INTERNAL)
-        return reply.FromString(stream.messages[0])
+        return _read(reply, stream.messages[0])
 
     async def stream(
         self, path: str, request: Message, reply: type[Any], seconds: float | None = None
@@ -99,7 +107,7 @@ class Channel:
         with self._limited(stream, seconds):
             while True:
                 while stream.messages:
-                    yield reply.FromString(stream.messages.popleft())
+                    yield _read(reply, stream.messages.popleft())
                 if stream.end is not None:
                     break
                 await stream.progress()
@@ -129,13 +137,14 @@ class Channel:
     def _dialled(self) -> Connection | Deferred[Connection]:
         if isinstance(self._target, int):
             endpoint = TCP4ClientEndpoint(self._reactor, "127.0.0.1", self._target, CONNECT)
-            return cast("Deferred[Connection]", endpoint.connect(Factory.forProtocol(Connection)))
+            return cast("Deferred[Connection]", endpoint.connect(_Connections()))
         connection = Connection()
         dial(self._reactor, self._target, connection)
         return connection
 
     def _connected(self, connection: Connection) -> None:
         self._connection = connection
+        self._connections = [*(before for before in self._connections if before.busy), connection]
         if self._closed:
             connection.close(End(None, ENDED))
         self._came("")
@@ -162,6 +171,14 @@ class Channel:
             if timer is not None and timer.active():
                 timer.cancel()
             stream.close()
+
+
+def _read(reply: type[Any], message: bytes) -> Any:
+    """Raises `ApiFailed` for what is no such message."""
+    try:
+        return reply.FromString(message)
+    except DecodeError as error:
+        raise ApiFailed(f"the core's answer cannot be read: {error}", Status.INTERNAL) from error
 
 
 def _require(end: End) -> None:

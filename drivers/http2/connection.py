@@ -7,14 +7,14 @@ from typing import Any
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 
-from drivers.http2 import fields
+from drivers.http2 import fields, frames
 from drivers.http2.fields import BadFields
 from drivers.http2.frames import BadFrame, Frame, Frames, Setting, number, pairs, plain, settings, window_update
 from drivers.http2.stream import End, Status, Stream, end_of, framed
 from node.http2 import ACK, END_HEADERS, END_STREAM, PREFACE, STREAM, Code, Kind, frame, reset
 
-# What RFC 9113 says of windows and frames before anything is set.
-_WINDOW, _FRAME = 65_535, 16_384
+# What RFC 9113 says of windows before anything is set.
+_WINDOW = 65_535
 # We take whatever the core sends: it is ours. Bytes after which it is told that it may send as many more.
 OPEN = 2**31 - 1
 TOLD = 2**28
@@ -35,7 +35,7 @@ class Connection(Protocol):
         self._next = _FIRST
         # Bytes that the core takes on the whole connection, at first on a stream, and in one frame.
         self._window = self._first = _WINDOW
-        self._largest = _FRAME
+        self._largest = frames.LARGEST
         self._unsent: list[Stream] = []
         self._taken = 0
         # Of a block that goes on in the next frame: the frame that began it, and what there is.
@@ -46,6 +46,11 @@ class Connection(Protocol):
     def connectionMade(self) -> None:
         self.usable = True
         self.transport.write(PREFACE + settings(_SETTINGS) + window_update(0, OPEN - _WINDOW))
+
+    @property
+    def busy(self) -> bool:
+        """Calls are under way."""
+        return bool(self._streams)
 
     def open(self, head: bytes, message: bytes) -> Stream:
         """Begin a call of one message. `head` is the block of its headers."""
@@ -60,7 +65,8 @@ class Connection(Protocol):
             self.transport.write(begin + frame(Kind.DATA, END_STREAM, stream.number, body))
         else:
             self.transport.write(begin)
-            stream.unsent = body
+            # A view: what is left is not copied at each frame.
+            stream.unsent = memoryview(body)
             self._unsent.append(stream)
             self._pump()
         return stream
@@ -77,7 +83,7 @@ class Connection(Protocol):
                 self._take(one)
         except (BadFrame, BadFields) as error:
             self.close(End(Status.UNAVAILABLE, f"the core breaks HTTP/2: {error}"))
-            return
+        # Also those whose answer came before that.
         touched, self._touched = self._touched, []
         for stream in touched:
             stream.wake()
@@ -139,9 +145,9 @@ class Connection(Protocol):
         stream.received(plain(one))
         self._touched.append(stream)
         if stream.end is not None:
-            self._gone(one.stream)
+            self._break_off(one.stream, stream.end)
         elif one.flags & END_STREAM:
-            self._end(one.stream, end_of({}))
+            self._answered(one.stream, end_of({}))
 
     def _told(self, stream: int, taken: int) -> int:
         """Bytes that it does not know of yet that they were taken."""
@@ -156,9 +162,23 @@ class Connection(Protocol):
             return
         self._headers = None
         if one.flags & END_STREAM:
-            self._end(one.stream, end_of(fields.reply(one.payload)))
+            self._answered(one.stream, end_of(fields.reply(one.payload)))
         elif (http := fields.reply(one.payload).get(":status")) != "200":
-            self._end(one.stream, end_of({":status": http or ""}))
+            self._break_off(one.stream, end_of({":status": http or ""}))
+
+    def _answered(self, number: int, end: End) -> None:
+        """The core has said all, maybe before it was sent the whole request."""
+        stream = self._streams.get(number)
+        if stream is not None and stream.unsent:
+            self._break_off(number, end)
+        else:
+            self._end(number, end)
+
+    def _break_off(self, number: int, end: End) -> None:
+        """End a call that is not over for the core."""
+        if number in self._streams:
+            self.transport.write(reset(number, Code.CANCEL))
+            self._end(number, end)
 
     def _end(self, number: int, end: End) -> None:
         stream = self._gone(number)
@@ -199,6 +219,7 @@ class Connection(Protocol):
                 part, stream.unsent = stream.unsent[:room], stream.unsent[room:]
                 self._window -= len(part)
                 stream.window -= len(part)
-                self.transport.write(frame(Kind.DATA, 0 if stream.unsent else END_STREAM, stream.number, part))
+                self.transport.write(frame(Kind.DATA, 0 if stream.unsent else END_STREAM, stream.number, bytes(part)))
             if not stream.unsent:
+                stream.unsent = b""
                 self._unsent.remove(stream)

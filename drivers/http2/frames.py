@@ -13,6 +13,8 @@ _PAIR = struct.Struct(">HL")
 _NUMBER = struct.Struct(">L")
 # Bytes of a HEADERS frame before its block: a stream that it depends on, and a weight.
 _PRIORITY = 5
+# Bytes of the largest payload, where nothing else was set: nobody is told to send us larger ones.
+LARGEST = 16_384
 
 
 class Setting(IntEnum):
@@ -40,18 +42,21 @@ class BadFrame(Exception):
 class Frames:
     """Keeps less than a frame between two pieces."""
 
-    def __init__(self) -> None:
+    def __init__(self, largest: int = LARGEST) -> None:
+        self._largest = largest
         self._begun = b""
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that end in this piece."""
+        """The frames that end in this piece. Raises `BadFrame`."""
         data = self._begun + data if self._begun else data
         found: list[Frame] = []
         at, end = 0, len(data)
         while at + HEADER.size <= end:
             high, low, kind, flags, stream = HEADER.unpack_from(data, at)
             begin = at + HEADER.size
-            after = begin + (high << 16 | low)
+            if (size := high << 16 | low) > self._largest:
+                raise BadFrame(f"a frame of {size} bytes")
+            after = begin + size
             if after > end:
                 break
             found.append(Frame(kind, flags, stream & STREAM, data[begin:after]))

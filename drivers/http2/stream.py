@@ -54,7 +54,7 @@ class Stream:
         self.number = number
         # Bytes that the other side takes now, and what there is for it.
         self.window = window
-        self.unsent = b""
+        self.unsent: bytes | memoryview = b""
         # Bytes that came since it was told that it may send more.
         self.taken = 0
         self.messages: deque[bytes] = deque()

@@ -173,7 +173,7 @@ def test_a_call_that_takes_too_long(core: Core, channel: Channel) -> None:
     background.run(scenario)
 
 
-@pytest.mark.parametrize("size", [0, 1, 16_384, 65_535, 70_000, 4_000_000])
+@pytest.mark.parametrize("size", [0, 1, 16_384, 65_535, 70_000, 4_000_000, 20_000_000])
 def test_large_requests_and_replies(channel: Channel, size: int) -> None:
     """More than a frame and than what the core takes at first."""
     background.run(lambda: echoed(channel, size))

@@ -28,7 +28,8 @@ class Core:
         self.connection = Connection()
         self.connection.makeConnection(self.transport)
         assert self.transport.value().startswith(PREFACE)
-        self._frames = Frames()
+        # It may have said that it takes larger ones.
+        self._frames = Frames(2**24)
         self._read = len(PREFACE)
         assert [one.kind for one in self.seen()] == [Kind.SETTINGS, Kind.WINDOW_UPDATE]
 
@@ -36,6 +37,10 @@ class Core:
         data = self.transport.value()[self._read :]
         self._read += len(data)
         return self._frames.feed(data)
+
+    @staticmethod
+    def read(data: bytes) -> list[Frame]:
+        return Frames(2**24).feed(data)
 
     def sent(self, stream: int) -> bytes:
         """More of the request of a stream."""

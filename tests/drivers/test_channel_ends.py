@@ -1,0 +1,161 @@
+"""A channel whose core winds up, goes away, says nonsense, or is only about to be there."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+from twisted.logger import globalLogPublisher
+
+from drivers.channel import OVER, ApiFailed, Channel
+from drivers.http2.stream import framed
+from node.http2 import END_HEADERS, END_STREAM, Kind, frame
+from protos.xray_pb2 import Nothing, Stat
+from scripts.staging import background
+from scripts.staging.ports import free_port
+from tests.drivers.http2.test_connection import DONE, OK
+from tests.drivers.test_channel import SERVICE, Core, closed, echoed, until
+from tests.harness.rpc_server import serving
+
+reactor = background.reactor
+
+
+class Dialled:
+    """The connections that a channel makes, in order."""
+
+    def __init__(self) -> None:
+        self.connections: list[Any] = []
+
+    def __call__(self, _: object, __: str, protocol: Any) -> None:
+        self.connections.append(protocol)
+        protocol.makeConnection(StringTransport())
+
+    def says(self, at: int, *frames: bytes) -> None:
+        self.connections[at].dataReceived(b"".join(frames))
+
+
+@pytest.fixture
+def dialled(monkeypatch: pytest.MonkeyPatch) -> Dialled:
+    dialled = Dialled()
+    monkeypatch.setattr("drivers.channel.dial", dialled)
+    return dialled
+
+
+@pytest.fixture
+def channel(dialled: Dialled) -> Channel:
+    return Channel(Clock(), "core")  # type: ignore[arg-type]
+
+
+def asked(channel: Channel) -> Deferred[Any]:
+    return Deferred.fromCoroutine(channel.call("/core.Core/One", Nothing(), Stat, 10))
+
+
+def failed(asking: Deferred[Any]) -> str:
+    """Why it did."""
+    errors: list[Any] = []
+    asking.addErrback(errors.append)
+    assert errors and errors[0].check(ApiFailed)
+    return str(errors[0].value)
+
+
+def test_the_next_call_after_a_core_winds_up(channel: Channel, dialled: Dialled) -> None:
+    """It goes over a connection of its own; the one before ends with its last call. Both end with the channel."""
+    asking = asked(channel)
+    dialled.says(0, frame(Kind.GOAWAY, 0, 0, struct.pack(">LL", 1, 0)))
+    after = asked(channel)
+    assert len(dialled.connections) == 2 and not asking.called
+    channel.close()
+    assert failed(asking) and failed(after)
+    assert all(connection.transport.disconnecting for connection in dialled.connections)
+    assert failed(asked(channel)) == OVER and not channel._reactor.getDelayedCalls()
+
+
+def test_a_channel_that_is_closed_while_its_core_winds_up(channel: Channel, dialled: Dialled) -> None:
+    asking = asked(channel)
+    dialled.says(0, frame(Kind.GOAWAY, 0, 0, struct.pack(">LL", 1, 0)))
+    channel.close()
+    assert failed(asking)
+
+
+def test_an_answer_that_is_none(channel: Channel, dialled: Dialled) -> None:
+    """Bytes that are no such message are the core's failure."""
+    asking = asked(channel)
+    data = frame(Kind.DATA, 0, 1, framed(b"\xff"))
+    done = frame(Kind.HEADERS, END_HEADERS | END_STREAM, 1, DONE)
+    dialled.says(0, frame(Kind.HEADERS, END_HEADERS, 1, OK), data, done)
+    assert failed(asking)
+    following = Deferred.fromCoroutine(anext(channel.stream("/core.Core/Many", Nothing(), Stat)))
+    dialled.says(0, frame(Kind.HEADERS, END_HEADERS, 3, OK), frame(Kind.DATA, 0, 3, framed(b"\xff")))
+    assert failed(following) and not dialled.connections[0]._streams
+
+
+def test_connections_that_are_over_are_let_go_of(channel: Channel, dialled: Dialled) -> None:
+    """However often a core goes away."""
+    for number in range(20):
+        asking = asked(channel)
+        dialled.connections[number].connectionLost()
+        assert failed(asking)
+    assert len(channel._connections) <= 1 and not channel._reactor.getDelayedCalls()
+
+
+def test_calls_while_a_connection_comes_about() -> None:
+    """One connection serves all of them; who gives up meanwhile takes nobody along, and nothing is logged of it."""
+    port, events = free_port(), list[Any]()
+    channel = Channel(reactor, port)
+
+    async def scenario() -> None:
+        works = [Deferred.fromCoroutine(echoed(channel, size)) for size in (1, 2, 3)]
+        works[0].cancel()
+        with pytest.raises(CancelledError):
+            await works[0]
+        for work in works[1:]:
+            await work
+        assert len(channel._connections) == 1
+
+    observer: Any = events.append
+    globalLogPublisher.addObserver(observer)
+    try:
+        with serving(f"127.0.0.1:{port}", SERVICE, Core().handlers):
+            background.run(scenario)
+            background.run(lambda: closed(channel))
+    finally:
+        globalLogPublisher.removeObserver(observer)
+    assert not [event for event in events if "factory" in str(event.get("log_format", ""))]
+
+
+def test_a_channel_that_is_closed_while_its_connection_comes_about() -> None:
+    port = free_port()
+    channel = Channel(reactor, port)
+
+    async def scenario() -> None:
+        asking = Deferred.fromCoroutine(echoed(channel, 1))
+        channel.close()
+        with pytest.raises(ApiFailed, match=OVER):
+            await asking
+
+    with serving(f"127.0.0.1:{port}", SERVICE, Core().handlers):
+        background.run(scenario)
+
+
+def test_a_core_that_dies_in_mid_call(tmp_path: Any) -> None:
+    """The call fails at once, without its deadline, and the channel tells it from a refusal."""
+    core, channel = Core(), Channel(reactor, f"{tmp_path}/core")
+    calls: list[Deferred[Any]] = []
+
+    async def begin() -> None:
+        calls.append(Deferred.fromCoroutine(channel.call(SERVICE + "One", Nothing(), Nothing, 600)))
+        await until(core.arrived.is_set)
+
+    async def end() -> None:
+        with pytest.raises(ApiFailed) as error:
+            await calls[0]
+        assert error.value.silent
+        channel.close()
+
+    with serving(f"unix:{tmp_path}/core", SERVICE, core.handlers):
+        background.run(begin)
+    background.run(end)
