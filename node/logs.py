@@ -14,8 +14,9 @@ from itertools import accumulate
 from typing import Any, ClassVar, Protocol
 
 import twisted.logger
-from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
+
+from node.waiting import Waiters
 
 # A new reader is given this many of the newest lines before the live ones.
 REPLAY = 200
@@ -94,7 +95,7 @@ class LogRing:
         self._first = 0
         self._next = 0
         self._characters = 0
-        self._waiting: list[Deferred[None]] = []
+        self._waiters = Waiters()
         self._wake_due = False
 
     def extend(self, lines: Iterable[str]) -> None:
@@ -144,20 +145,12 @@ class LogRing:
     async def follow(self, cursor: int) -> tuple[list[str], int]:
         """Like `read`, but waits until there is at least one line. Cancelling it is fine."""
         while not self.has(cursor):
-            waiter: Deferred[None] = Deferred()
-            self._waiting.append(waiter)
-            try:
-                await waiter
-            finally:
-                if waiter in self._waiting:
-                    self._waiting.remove(waiter)
+            await self._waiters.wait()
         return self.read(cursor)
 
     def _wake(self) -> None:
         self._wake_due = False
-        waiting, self._waiting = self._waiting, []
-        for waiter in waiting:
-            waiter.callback(None)
+        self._waiters.wake()
 
     def _add(self, line: str) -> None:
         if self._next - self._first == self._size:
@@ -179,6 +172,6 @@ class LogRing:
 
     def _added(self) -> None:
         """Readers are woken soon, all together."""
-        if self._waiting and not self._wake_due:
+        if self._waiters and not self._wake_due:
             self._wake_due = True
             self._reactor.callLater(COALESCE, self._wake)
