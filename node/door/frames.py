@@ -14,8 +14,8 @@ END_HEADERS = 0x4
 PADDED = 0x8
 PRIORITY = 0x20
 
-_HEADER = struct.Struct(">BHBBL")
-_SIZE = _HEADER.size
+HEADER = struct.Struct(">BHBBL")
+_SIZE = HEADER.size
 _STREAM = 0x7FFF_FFFF
 # HPACK: `:status: 200` is the eighth of the fields that everybody knows; a length that fits into one byte.
 _STATUS_200 = b"\x88"
@@ -55,6 +55,15 @@ class Frame(NamedTuple):
     stream: int
     length: int
 
+    @classmethod
+    def at(cls, data: bytes, at: int) -> Frame:
+        """The one whose header is there."""
+        high, low, kind, flags, stream = HEADER.unpack_from(data, at)
+        return cls(kind, flags, stream & _STREAM, high << 16 | low)
+
+    def header(self) -> bytes:
+        return HEADER.pack(self.length >> 16, self.length & 0xFFFF, self.kind, self.flags, self.stream)
+
 
 class Frames:
     """Cuts one direction of a connection; `skip` bytes stand before the first frame.
@@ -89,10 +98,9 @@ class Frames:
         if at and self._inside is not None:
             self.rest = (self._inside, memoryview(data)[:at])
         while at + _SIZE <= end:
-            high, low, kind, flags, stream = _HEADER.unpack_from(data, at)
-            frame = Frame(kind, flags, stream & _STREAM, high << 16 | low)
+            frame = Frame.at(data, at)
             start, begin, at = at, at + _SIZE, at + _SIZE + frame.length
-            self._inside = frame if kind in _LOOKED_INTO else None
+            self._inside = frame if frame.kind in _LOOKED_INTO else None
             if self._inside is not None:
                 self.payloads[len(found)] = memoryview(data)[begin:at]
             found.append(frame)
@@ -111,12 +119,17 @@ class Frames:
 
 def goaway(last: int, code: Code) -> bytes:
     """The frame that says goodbye: streams above `last` were not looked at, so a client may repeat them elsewhere."""
-    return _HEADER.pack(0, 8, Kind.GOAWAY, 0, 0) + struct.pack(">LL", last, code)
+    return HEADER.pack(0, 8, Kind.GOAWAY, 0, 0) + struct.pack(">LL", last, code)
 
 
 def reset(stream: int, code: Code) -> bytes:
     """The frame that ends a stream."""
-    return _HEADER.pack(0, 4, Kind.RST_STREAM, 0, stream) + struct.pack(">L", code)
+    return HEADER.pack(0, 4, Kind.RST_STREAM, 0, stream) + struct.pack(">L", code)
+
+
+def window(stream: int, size: int) -> bytes:
+    """The frame that lets the other side send so many bytes more: of the connection, which is stream 0, or of one."""
+    return HEADER.pack(0, 4, Kind.WINDOW_UPDATE, 0, stream) + struct.pack(">L", size)
 
 
 def trailers(stream: int, fields: Mapping[str, str], begun: bool) -> bytes:
@@ -127,7 +140,7 @@ def trailers(stream: int, fields: Mapping[str, str], begun: bool) -> bytes:
     head = {} if begun else {"content-type": "application/grpc"}
     status = b"" if begun else _STATUS_200
     block = status + b"".join(_field(name, value) for name, value in (head | dict(fields)).items())
-    return _HEADER.pack(0, len(block), Kind.HEADERS, END_STREAM | END_HEADERS, stream) + block
+    return HEADER.pack(0, len(block), Kind.HEADERS, END_STREAM | END_HEADERS, stream) + block
 
 
 def _field(name: str, value: str) -> bytes:
