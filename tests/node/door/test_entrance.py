@@ -377,14 +377,14 @@ class RelayTests(DoorCase):
         await until(client.heard(ResponseReceived))
         sent = [f"line {number}" for number in range(150)]
 
-        def here(whole: int) -> bool:
+        def are_here(whole: int) -> Any:
             # Small pieces in a row are gathered.
             self.clock.advance(relay.GATHER)
             return client.lines == sent[:whole]
 
         for begin in range(0, len(sent), 3):
             self.ring.extend(sent[begin : begin + 3])
-            await until(partial(here, begin + 3))
+            await until(partial(are_here, begin + 3))
 
     async def test_names_are_forgotten(self) -> None:
         """Of a client that is gone nothing is left."""
