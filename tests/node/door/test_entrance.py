@@ -172,6 +172,14 @@ class EntranceTests(DoorCase):
             reply: bytes = channel.unary_unary(INFO)(b"", metadata=[("x-api-key", KEY)], timeout=10)
             return reply
 
+    async def test_what_is_written_goes_out(self) -> None:
+        """It does not wait until the client has acknowledged what was before."""
+        client = await self.connect(Client())
+        await self.ours()
+        here = client.transport.getPeer().port
+        (ours,) = [one for one in reactor.getReaders() if isinstance(one, Prompt) and one.getHost().port == here]
+        self.assertTrue(ours.getTcpNoDelay())
+
     async def test_a_preface_in_pieces(self) -> None:
         """One byte a time, and a request that begins like it."""
         client = await self.connect(Client())
