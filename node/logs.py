@@ -21,7 +21,7 @@ from node.waiting import Waiters
 # A new reader is given this many of the newest lines before the live ones.
 REPLAY = 200
 # Readers are woken at most this often, in seconds: with many readers each wake costs far more than a line.
-COALESCE = 0.05
+COALESCE = 0.015
 # The ring holds at most this many characters, however long its lines are.
 MAX_CHARACTERS = 16 * 1024 * 1024
 # One read brings at most so many lines, and at most so many characters unless the first line has more.
