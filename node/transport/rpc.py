@@ -11,7 +11,7 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
@@ -28,6 +28,7 @@ from node.api.auth import Authenticator, Caller
 from node.api.calls import Calls, OpenFeed, Reply, parse, watched
 from node.api.methods import MAX_BODY, METHODS, SERVICE, Kind, Method
 from node.api.readers import EventReader, LogReader, PlacedReader
+from node.door.bundles import BUNDLED, bundle
 from node.door.upstream import Upstream
 from node.errors import Forbidden, Internal, InvalidRequest, NodeError, Unauthenticated, UnknownPath
 from node.logs import Logger
@@ -277,14 +278,15 @@ class _Handlers:
         last = _last(context.invocation_metadata())
         reader: LogReader = await self._aio.call(self._read_by, context.peer(), method, caller, last or "")
         await context.send_initial_metadata(())
+        yield BUNDLED
         placed = PlacedReader(reader)
         while True:
             if last is None:
-                for line in await _answered(self._aio.call(reader.next), context):
-                    yield Log(detail=line).SerializeToString()
+                lines = await _answered(self._aio.call(reader.next), context)
+                yield _bundled(tuple(lines))
             else:
-                for line, place in await _answered(self._aio.call(placed.next), context):
-                    yield Log(detail=line, id=place).SerializeToString()
+                found = await _answered(self._aio.call(placed.next), context)
+                yield bundle(Log(detail=line, id=place).SerializeToString() for line, place in found)
 
     async def _read_by(self, peer: str, method: Method, caller: Caller, last: str) -> LogReader:
         return self._calls.logs(method, self._known(peer, caller), last)
@@ -366,6 +368,12 @@ def _credentials(metadata: Iterable[tuple[str, str | bytes]]) -> tuple[list[str]
 def _last(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
     """The id of the last log line that a client read, empty for none; nothing if it does not ask for ids."""
     return next((value for key, value in metadata or () if key == LAST and isinstance(value, str)), None)
+
+
+@lru_cache(maxsize=1)
+def _bundled(lines: tuple[str, ...]) -> bytes:
+    """Made once for all readers that are at the same place, as those are that keep up."""
+    return bundle(Log(detail=line).SerializeToString() for line in lines)
 
 
 def _serving(ready: bool) -> Any:
