@@ -21,8 +21,7 @@ from node.aio import Aio  # first: it sets gRPC's environment
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from node.api.auth import Authenticator, Caller
 from node.api.calls import Calls, OpenFeed, Reply, parse, watched
@@ -33,6 +32,7 @@ from node.door.upstream import Upstream
 from node.errors import Forbidden, Internal, InvalidRequest, NodeError, Unauthenticated, UnknownPath
 from node.logs import Logger
 from node.transport.health import Health
+from node.transport.reflection import Reflection
 from node.transport.serving import Serving
 from node.waiting import fire
 from protos.service_pb2 import EventsRequest, Log
@@ -384,8 +384,8 @@ def _serving(ready: bool) -> Any:
 def _add_official_services(server: Any, servicer: Any) -> None:
     """grpc.health.v1 and reflection, behind the same key as everything."""
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server)
+    names = [service.full_name for service in (SERVICE, *health_pb2.DESCRIPTOR.services_by_name.values())]
+    server.add_generic_rpc_handlers((Reflection(names),))
 
 
 def _refusal(fault: NodeError, first: Callable[[str], Awaitable[None]]) -> grpc.RpcMethodHandler:

@@ -286,7 +286,7 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.way"}
         (["treq"], {"node.client.rest"}),
         (
             ["grpc", "grpc_health", "grpc_reflection"],
-            {"node.aio", "node.transport.rpc", "node.transport.health", "node.client.rpc"},
+            {"node.aio", "node.client.rpc", *(f"node.transport.{name}" for name in ("rpc", "health", "reflection"))},
         ),
         (
             ["psutil"],
