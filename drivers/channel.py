@@ -1,29 +1,30 @@
-"""A gRPC channel to one run of a core. Everything here runs in the asyncio thread."""
+"""A gRPC channel to one run of a core."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
-import grpc
-import grpc.aio
 from google.protobuf.message import Message
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.endpoints import TCP4ClientEndpoint
+from twisted.internet.protocol import Factory
+from twisted.python.failure import Failure
 
+from drivers.http2 import fields
+from drivers.http2.connection import Connection
+from drivers.http2.stream import End, Status, Stream
 from node.errors import CoreFailed, Unsupported
+from node.reactor import Reactor
+from node.sockets import dial
+from node.waiting import Signal
 
-_OPTIONS = [
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-    # A core that is starting is asked again at once, not after gRPC's second.
-    ("grpc.initial_reconnect_backoff_ms", 20),
-    # Which is also what a connection may take to come up: on a machine that is busy it needs more than a moment.
-    ("grpc.min_reconnect_backoff_ms", 2000),
-    ("grpc.max_reconnect_backoff_ms", 200),
-]
+# Seconds for a connection to come about: it is on this machine.
+CONNECT = 2.0
+OVER = "the core's run is over"
+ENDED = "the core's run ended before it answered"
+LATE = "the core did not answer in time"
 
 # What a core did not do that was asked.
 COUNTERS = "the core did not give its counters"
@@ -34,18 +35,18 @@ USERS = "the core did not list its users"
 # Deployed controllers know how this text begins, and leave a node that says it alone.
 FIGURES = "failed to get sys stats"
 
-_SILENT = (None, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+_SILENT = (None, Status.DEADLINE_EXCEEDED, Status.UNAVAILABLE)
 
 
 class ApiFailed(Exception):
     """A call that the core refused or did not answer; the text is the core's, or says why there is no answer."""
 
-    def __init__(self, text: str, code: grpc.StatusCode | None = None) -> None:
+    def __init__(self, text: str, status: int | None = None) -> None:
         super().__init__(text)
         # The core has no such call, did not answer, or has nothing of that name.
-        self.unsupported = code is grpc.StatusCode.UNIMPLEMENTED
-        self.silent = code in _SILENT
-        self.unknown = not self.unsupported and (code is grpc.StatusCode.NOT_FOUND or "not found" in str(self))
+        self.unsupported = status == Status.UNIMPLEMENTED
+        self.silent = status in _SILENT
+        self.unknown = not self.unsupported and (status == Status.NOT_FOUND or "not found" in str(self))
 
 
 @contextmanager
@@ -60,67 +61,110 @@ def asking(what: str, unsupported: str = "") -> Iterator[None]:
 
 
 class Channel:
-    """Calls by path. `metadata` goes with each of them."""
+    """Calls by path, over a connection that is made when there is none. `metadata` goes with each of them."""
 
-    def __init__(self, target: str, metadata: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(self, reactor: Reactor, target: str | int, metadata: Sequence[tuple[str, str]] = ()) -> None:
+        """`target` is the path of a socket, or a port of this machine."""
+        self._reactor = reactor
         self._target = target
         self._metadata = tuple(metadata)
-        self._channel: grpc.aio.Channel | None = None
-        self._calls: dict[str, Callable[..., Awaitable[Any]]] = {}
+        self._connection = Connection()
+        # While a connection is made; and why the last one was not.
+        self._coming: Signal | None = None
+        self._fault = ""
+        self._closed = False
 
-    async def close(self) -> None:
-        if self._channel is not None:
-            await self._channel.close()
+    def close(self) -> None:
+        """Calls under way fail, later ones, too. May be called again."""
+        self._closed = True
+        if self._connection.usable:
+            self._connection.close(End(None, ENDED))
 
     async def call(self, path: str, request: Message | bytes, reply: type[Any], seconds: float) -> Any:
         """The reply to one request. Raises `ApiFailed`."""
-        call = self._calls.get(path)
-        if call is None:
-            call = self._open().unary_unary(path, _serialize, reply.FromString)
-            self._calls[path] = call
-        with _failing():
-            return await call(request, timeout=seconds, metadata=self._metadata)
+        stream = await self._begin(path, request)
+        with self._limited(stream, seconds):
+            while stream.end is None:
+                await stream.progress()
+        _require(stream.end)
+        if not stream.messages:
+            raise ApiFailed("the core answered with nothing", Status.INTERNAL)
+        return reply.FromString(stream.messages[0])
 
     async def stream(
         self, path: str, request: Message, reply: type[Any], seconds: float | None = None
     ) -> AsyncGenerator[Any, None]:
         """The replies to one request, until the core or the reader ends it. Raises `ApiFailed`."""
-        with _failing():
-            call = self._open().unary_stream(path, _serialize, reply.FromString)(
-                request, timeout=seconds, metadata=self._metadata
-            )
-            try:
-                async for message in call:
-                    yield message
-            finally:
-                call.cancel()
+        stream = await self._begin(path, request)
+        with self._limited(stream, seconds):
+            while True:
+                while stream.messages:
+                    yield reply.FromString(stream.messages.popleft())
+                if stream.end is not None:
+                    break
+                await stream.progress()
+        _require(stream.end)
 
-    def _open(self) -> grpc.aio.Channel:
-        if self._channel is None:
-            # Here, because a channel belongs to the loop it was made in.
-            self._channel = grpc.aio.insecure_channel(self._target, options=_OPTIONS)
-        return self._channel
+    async def _begin(self, path: str, request: Message | bytes) -> Stream:
+        while not self._connection.usable:
+            await self._connect()
+        if self._closed:
+            raise ApiFailed(OVER)
+        body = request if isinstance(request, bytes) else request.SerializeToString()
+        return self._connection.open(fields.request(path, self._metadata), body)
+
+    async def _connect(self) -> None:
+        """Make a connection, or wait for the one that is being made. Raises `ApiFailed`."""
+        if self._closed:
+            raise ApiFailed(OVER)
+        if self._coming is None:
+            self._coming = Signal()
+            coming = maybeDeferred(self._dialled)
+            coming.addCallbacks(self._connected, self._not_connected)
+        if self._coming is not None:
+            await self._coming.wait()
+        if self._fault:
+            raise ApiFailed(self._fault, Status.UNAVAILABLE)
+
+    def _dialled(self) -> Connection | Deferred[Connection]:
+        if isinstance(self._target, int):
+            endpoint = TCP4ClientEndpoint(self._reactor, "127.0.0.1", self._target, CONNECT)
+            return cast("Deferred[Connection]", endpoint.connect(Factory.forProtocol(Connection)))
+        connection = Connection()
+        dial(self._reactor, self._target, connection)
+        return connection
+
+    def _connected(self, connection: Connection) -> None:
+        self._connection = connection
+        if self._closed:
+            connection.close(End(None, ENDED))
+        self._came("")
+
+    def _not_connected(self, failure: Failure) -> None:
+        self._came(f"the core's API cannot be reached: {failure.getErrorMessage()}")
+
+    def _came(self, fault: str) -> None:
+        coming, self._coming, self._fault = self._coming, None, fault
+        if coming is not None:
+            coming.fire()
+
+    @contextmanager
+    def _limited(self, stream: Stream, seconds: float | None) -> Iterator[None]:
+        """Inside, the call is under way for so long at most. Whoever leaves early gives it up."""
+
+        def late() -> None:
+            stream.close(End(Status.DEADLINE_EXCEEDED, LATE))
+
+        timer = None if seconds is None else self._reactor.callLater(seconds, late)
+        try:
+            yield
+        finally:
+            if timer is not None and timer.active():
+                timer.cancel()
+            stream.close()
 
 
-@contextmanager
-def _failing() -> Iterator[None]:
-    """Raises `ApiFailed` for whatever gRPC ends a call with.
-
-    When a run of the core ends its channel is closed: calls under way look cancelled then, and later ones are refused
-    as a mistake of the caller's. But a task that was itself cancelled ends as such.
-    """
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
-        raise ApiFailed(error.details() or error.code().name, error.code()) from error
-    except grpc.aio.UsageError as error:
-        raise ApiFailed(f"the core's run is over: {error}") from error
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        raise ApiFailed("the core's run ended before it answered") from error
-
-
-def _serialize(message: Message | bytes) -> bytes:
-    return message if isinstance(message, bytes) else message.SerializeToString()
+def _require(end: End) -> None:
+    """Raises `ApiFailed` for any but an orderly end."""
+    if end.status != Status.OK:
+        raise ApiFailed(end.text or f"status {end.status}", end.status)

@@ -14,6 +14,8 @@ from protos.service_pb2 import User
 KEY_BYTES = {"2022-blake3-aes-128-gcm": 16, "2022-blake3-aes-256-gcm": 32}
 
 _UUID = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}")
+# Nearly all are, and there may be 100,000 of them.
+_is_canonical = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}").fullmatch
 
 
 def parse_uuid(text: str) -> tuple[str, bytes]:
@@ -21,20 +23,11 @@ def parse_uuid(text: str) -> tuple[str, bytes]:
 
     Raises `Unusable`.
     """
-    try:
-        # Nearly all are canonical, and there may be 100,000 of them.
-        identity = bytes.fromhex(text.replace("-", ""))
-    except ValueError:
-        identity = b""
-    if len(identity) != 16 or _canonical(identity) != text:
-        identity = _identity(text)
-        text = _canonical(identity)
-    return text, identity
-
-
-def _canonical(identity: bytes) -> str:
+    if _is_canonical(text):
+        return text, bytes.fromhex(text.replace("-", ""))
+    identity = _identity(text)
     digits = identity.hex()
-    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}", identity
 
 
 def _identity(text: str) -> bytes:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from twisted.internet.interfaces import IReactorCore, IReactorProcess, IReactorTCP, IReactorThreads, IReactorTime
+from twisted.internet.interfaces import (
+    IReactorCore,
+    IReactorProcess,
+    IReactorTCP,
+    IReactorThreads,
+    IReactorTime,
+    IReactorUNIX,
+)
 
 
 class PooledReactor(IReactorTime, IReactorThreads):
     """Timers, and threads for what takes long."""
 
 
-class Reactor(PooledReactor, IReactorCore, IReactorProcess, IReactorTCP):
+class Reactor(PooledReactor, IReactorCore, IReactorProcess, IReactorTCP, IReactorUNIX):
     """All that the node uses."""

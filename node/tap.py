@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from node import uncollected  # first: see there
+
+# isort: split
 import os
 import resource
 import signal
@@ -56,6 +59,8 @@ from node.transport.rpc import RpcServer
 from node.transport.site import Limits as SiteLimits
 from node.transport.site import Site
 from node.watching import FileWatch
+
+uncollected.over()
 
 SETTINGS = all_settings(DRIVER_SETTINGS)
 BIND_SECONDS = 10.0
@@ -146,7 +151,7 @@ class NodeService(Service):
         # What has the node's keys in it.
         keys = (Path.cwd() / ".env", settings.api_key_file, settings.keys_file)
         withheld = (settings.state_dir, *filter(None, keys))
-        host = Host(reactor, self._aio, self._ring, self._state.run_dir, settings.drivers, withheld)
+        host = Host(reactor, self._ring, self._state.run_dir, settings.drivers, withheld)
         self._drivers = Drivers(host)
         self._store = Store(reactor, self._state.database)
         self._journal = Journal(reactor, self._store.event)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast
 from twisted.internet.defer import Deferred, DeferredList, ensureDeferred
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 def lasting(work: Deferred[T]) -> Deferred[T]:
@@ -26,10 +27,10 @@ async def together(works: Iterable[Coroutine[Any, Any, T] | Deferred[T]]) -> lis
     return [outcome for _, outcome in ended]
 
 
-async def both(work: Coroutine[Any, Any, T], other: Coroutine[Any, Any, None]) -> T:
-    """The outcome of `work` when the other has ended, too. Raises as `together`."""
-    outcome, _ = await together([cast("Coroutine[Any, Any, Any]", work), other])
-    return cast("T", outcome)
+async def both(work: Coroutine[Any, Any, T], other: Coroutine[Any, Any, U]) -> tuple[T, U]:
+    """The outcomes of both when both have ended. Raises as `together`."""
+    outcome, another = await together([cast("Coroutine[Any, Any, Any]", work), cast("Coroutine[Any, Any, Any]", other)])
+    return outcome, another
 
 
 def fire(waiter: Deferred[T], outcome: T) -> None:
@@ -38,22 +39,44 @@ def fire(waiter: Deferred[T], outcome: T) -> None:
         waiter.callback(outcome)
 
 
+class Waiters:
+    """Those who wait for what happens again and again. Each may give up."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Deferred[None]] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    async def wait(self) -> None:
+        """Until the next `wake`."""
+        # Without a canceller: one that gives up because another is waked is waked all the same, which Twisted ignores.
+        waiter: Deferred[None] = Deferred()
+        self._waiting.append(waiter)
+        try:
+            await waiter
+        finally:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+
+    def wake(self) -> None:
+        """It has happened, for whoever waits now."""
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            waiter.callback(None)
+
+
 class Signal:
     """Fires once, for any number of waiters."""
 
     def __init__(self) -> None:
         self._fired = False
-        self._waiting: list[Deferred[None]] = []
+        self._waiters = Waiters()
 
     def fire(self) -> None:
         self._fired = True
-        waiting, self._waiting = self._waiting, []
-        for waiter in waiting:
-            waiter.callback(None)
+        self._waiters.wake()
 
     async def wait(self) -> None:
         if not self._fired:
-            # Without a canceller: a waiter that gave up is fired all the same, which Twisted ignores then.
-            waiter: Deferred[None] = Deferred()
-            self._waiting.append(waiter)
-            await waiter
+            await self._waiters.wait()

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from twisted.internet.threads import deferToThreadPool
@@ -52,9 +53,9 @@ class Executable:
         rules = self.confinement.rules(self.path, touched)
         return replace(self, spawner=replace(self.spawner, rules=rules))
 
-    @property
+    @cached_property
     def unconfined(self) -> str | None:
-        """Why it can touch all that the node can, for an operator; None if it cannot."""
+        """Why it can touch all that the node can, for an operator; None if it cannot. Looked up once: see `changed`."""
         return unconfined(self.path)
 
     async def run(self, *arguments: str, stdin: bytes = b"", output: int = 3) -> Done:
@@ -138,6 +139,13 @@ class Installation:
     def unconfined(self) -> str | None:
         """Why the core can touch all that the node can, once it is known."""
         return self._known.unconfined if self._known else None
+
+    async def version(self) -> str:
+        """Of the executable to run now. Raises as `current`."""
+        known = self._known
+        if known is None or not known.path.is_file() or known.changed != known.path.stat().st_mtime_ns:
+            known = await self.current()
+        return known.version
 
     async def current(self) -> Executable:
         """The executable to run now. Raises `CoreFailed` with what to do if there is none."""

@@ -45,7 +45,7 @@ class Core:
         return json_text.fingerprint(config_text)
 
     async def version(self) -> str:
-        return (await self._installation.current()).version
+        return await self._installation.version()
 
 
 class Planned(Generic[M]):
@@ -59,6 +59,8 @@ class Planned(Generic[M]):
         self._installation = installation
         self._sharing = sharing
         self.made = made
+        # Asked for each user and inbound.
+        self.account = made.account
         self._touched = touched
 
     @property
@@ -72,9 +74,6 @@ class Planned(Generic[M]):
     async def _executable(self) -> Executable:
         """As it is now, for this configuration."""
         return (await self._installation.current()).touching(self._touched)
-
-    def account(self, tag: str, user: User) -> Account | None:
-        return self.made.account(tag, user)
 
     def alike(self, other: Plan) -> bool:
         return isinstance(other, type(self)) and self.made.inbounds == other.made.inbounds

@@ -13,7 +13,7 @@ from node.logs import Logger
 
 
 class Api(Protocol):
-    """What there is of a core's API whatever the core. In the asyncio thread."""
+    """What there is of a core's API whatever the core."""
 
     async def ready(self, seconds: float) -> bool: ...
 
@@ -45,7 +45,7 @@ class Run(Generic[A]):
         return self._process.when_exited()
 
     async def answers(self, seconds: float) -> bool:
-        return await self._host.aio.run(self._api.ready(seconds))
+        return await self._api.ready(seconds)
 
     def kill(self) -> None:
         self._process.signal(signal.SIGKILL)
@@ -56,4 +56,4 @@ class Run(Generic[A]):
 
     async def _close(self) -> None:
         """Close what was open to the process. May be called again meanwhile."""
-        await self._host.aio.run(self._api.close())
+        await self._api.close()

@@ -1,16 +1,21 @@
-"""sing-box's own gRPC APIs: its api service, and v2ray_api where the build has it. All in the asyncio thread."""
+"""sing-box's own gRPC APIs: its api service, and v2ray_api where the build has it."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import aclosing, suppress
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred, DeferredList, DeferredLock
+from twisted.internet.task import deferLater
 
 from drivers.channel import ApiFailed, Channel
 from drivers.sing_box.config import Endpoint
 from drivers.sing_box.fronts import Fronts, Pair, pair_of
 from drivers.sing_box.tally import Stream, Tally
 from node.logs import Logger
+from node.reactor import Reactor
+from node.waiting import Signal, together
 from protos import sing_box_pb2
 from protos.sing_box_pb2 import Connection, ConnectionEvents, Group, Groups, Nothing, Status, Subscription
 
@@ -43,12 +48,13 @@ class Api:
 
     log = Logger()
 
-    def __init__(self, endpoint: Endpoint, live: Iterable[str], fronts: Fronts) -> None:
+    def __init__(self, reactor: Reactor, endpoint: Endpoint, live: Iterable[str], fronts: Fronts) -> None:
+        self._reactor = reactor
         self.ports = [range(port, port + 1) for port in endpoint.ports]
-        self._daemon = Channel(f"127.0.0.1:{endpoint.port}", [("authorization", f"Bearer {endpoint.secret}")])
-        self._stats = None if endpoint.stats_port is None else Channel(f"127.0.0.1:{endpoint.stats_port}")
+        self._daemon = Channel(reactor, endpoint.port, [("authorization", f"Bearer {endpoint.secret}")])
+        self._stats = None if endpoint.stats_port is None else Channel(reactor, endpoint.stats_port)
         self._tally = None if self._stats else Tally(live)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._under_way: list[Deferred[None]] = []
         self._fronts = fronts
         self._barred: set[Pair] = set()
         self._closing = self._closed = False
@@ -56,19 +62,20 @@ class Api:
         self.cut = 0
         # How many connections had ended when they were listed, and whether too many have since then.
         self._listed_ends = 0
-        self._crowded = asyncio.Event()
-        self._listing = asyncio.Lock()
+        self._crowded = Signal()
+        self._listing = DeferredLock()
         self._listed: tuple[float, list[Connection]] = (0.0, [])
 
     async def close(self) -> None:
         """End all that is under way; nothing is followed any more. May be called again meanwhile."""
         self._closed = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        under_way = tuple(self._under_way)
+        for work in under_way:
+            work.cancel()
+        await DeferredList(under_way)
         for channel in (self._daemon, self._stats):
             if channel is not None:
-                await channel.close()
+                channel.close()
 
     async def ready(self, seconds: float) -> bool:
         """Ask whether the core answers. Once it does all inbounds are bound."""
@@ -103,7 +110,7 @@ class Api:
     async def online(self, key: str) -> dict[str, int]:
         """A user's addresses, and when their newest connection from there began (Unix seconds). Raises `ApiFailed`."""
         async with self._listing:
-            now = asyncio.get_running_loop().time()
+            now = self._reactor.seconds()
             if now - self._listed[0] > FRESH:
                 self._listed = now, await self.connections()
         addresses: dict[str, int] = {}
@@ -163,9 +170,9 @@ class Api:
 
     async def until_idle(self, seconds: float) -> None:
         """Wait until there are no connections, or this time is over. Raises `ApiFailed`."""
-        deadline = asyncio.get_running_loop().time() + seconds
-        while await self.connections() and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(IDLE_POLL)
+        deadline = self._reactor.seconds() + seconds
+        while await self.connections() and self._reactor.seconds() < deadline:
+            await deferLater(self._reactor, IDLE_POLL)
 
     async def end_all(self) -> None:
         """End all connections, and every new one. Raises `ApiFailed`."""
@@ -174,24 +181,34 @@ class Api:
         await self._daemon.call(DAEMON + "CloseAllConnections", Nothing(), Nothing, BULK_DEADLINE)
 
     def _watch(self) -> None:
-        if not self._tasks and not self._closed:
+        if not self._under_way and not self._closed:
             steps = [
                 (self._follow, INTERVAL),
                 (self._sweep, SWEEP),
                 *([(self._keep_up, CROWDED)] if self._tally else []),
             ]
-            self._tasks = [asyncio.create_task(self._again(step, pause)) for step, pause in steps]
+            for step, pause in steps:
+                self._begin(self._again(step, pause))
+
+    def _begin(self, work: Coroutine[Deferred[Any], Any, None]) -> None:
+        """Do this beside what else is done, until we are closed."""
+        under_way = Deferred.fromCoroutine(work)
+        self._under_way.append(under_way)
+        under_way.addErrback(lambda failure: failure.trap(CancelledError) and None)
+        under_way.addBoth(lambda _: self._under_way.remove(under_way))
 
     async def _again(self, step: Callable[[], Awaitable[None]], pause: float) -> None:
         """Do this for as long as we are, whatever it ends with."""
         while True:
             try:
                 await step()
+            except CancelledError:
+                raise
             except ApiFailed:
                 pass  # the core is busy, or about to be gone
             except Exception:  # noqa: BLE001 - logged; removed users come in, and bytes are lost, where nobody follows
                 self.log.failure("the connections of a core were not followed for a moment")
-            await asyncio.sleep(pause)
+            await deferLater(self._reactor, pause)
 
     async def _follow(self) -> None:
         """Take the events as they come."""
@@ -206,26 +223,24 @@ class Api:
 
     def _note_ends(self, tally: Tally) -> None:
         if tally.ended >= self._listed_ends + UNLISTED:
-            self._crowded.set()
+            self._crowded.fire()
 
     async def _keep_up(self) -> None:
         """List the connections before the core forgets those that ended: of many it leaves ends out of the stream."""
         assert self._tally is not None
         await self._crowded.wait()
-        self._crowded.clear()
+        self._crowded = Signal()
         await self.connections()
         before, self._listed_ends = self._listed_ends, self._tally.ended
         if self._tally.ended >= before + UNLISTED:
-            self._crowded.set()
+            self._crowded.fire()
 
     def _close_barred(self, message: ConnectionEvents) -> None:
         if self._barred or self._closing:
             known = [event.connection for event in message.events if event.HasField("connection")]
             wanted = self._unwanted(connection for connection in known if not connection.closed_at)
             if wanted:
-                task = asyncio.create_task(self._close(wanted))
-                self._tasks.append(task)
-                task.add_done_callback(self._tasks.remove)
+                self._begin(self._close(wanted))
 
     async def _sweep(self) -> None:
         """Close what events did not tell of."""
@@ -251,4 +266,4 @@ class Api:
                     await self._daemon.call(DAEMON + "CloseConnection", request, Nothing, DEADLINE)
                     self.cut += not self._closing
 
-        await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
+        await together(work() for _ in range(IN_FLIGHT))

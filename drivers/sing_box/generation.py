@@ -91,7 +91,7 @@ class SingBoxGeneration(SharedRun[Api]):
     async def counters(self) -> Reading:
         reading = Counter(self.plan.silent)
         with asking(COUNTERS):
-            counted, lacking = await self._host.aio.run(self._api.counters())
+            counted, lacking = await self._api.counters()
             live = await self._live_counters()
         self._lacking = max(self._lacking, lacking)
         for name, value in counted.items():
@@ -110,16 +110,16 @@ class SingBoxGeneration(SharedRun[Api]):
 
     async def online(self, key: str) -> Mapping[str, int]:
         with asking(ONLINE):
-            return await self._host.aio.run(self._api.online(key))
+            return await self._api.online(key)
 
     async def backend_stats(self) -> BackendStatsResponse:
         """All of it where the build has v2ray_api; else what the api service and the kernel know."""
         with asking(FIGURES):
-            figures = await self._host.aio.run(self._api.sys_stats())
+            figures = await self._api.sys_stats()
             if figures is not None:
                 return BackendStatsResponse.FromString(figures.SerializeToString())
-            status = await self._host.aio.run(self._api.status())
-            started = await self._host.aio.run(self._api.started_at())
+            status = await self._api.status()
+            started = await self._api.started_at()
         return BackendStatsResponse(
             num_goroutine=status.goroutines,
             sys=status.memory,
@@ -130,7 +130,7 @@ class SingBoxGeneration(SharedRun[Api]):
         if not measures(self.plan.tree):
             raise Unsupported(NOT_MEASURED)
         with asking(LATENCY):
-            return latencies(await self._host.aio.run(self._api.groups()))
+            return latencies(await self._api.groups())
 
     async def audit(self) -> int:
         """Only live users can be others than it was told: who else is in its configuration stays there."""
@@ -195,17 +195,17 @@ class SingBoxGeneration(SharedRun[Api]):
         self.accounts.update(apply([Change(tag, key, None) for tag, key in left], self.accounts))
         try:
             if left:
-                await self._host.aio.run(self._api.bar(left))
+                await self._api.bar(left)
             await self._shut_out(left)
             refused = await self._let_in(coming)
             try:
                 if replaced:
                     # Who came in meanwhile by what is not valid any more.
-                    await self._host.aio.run(self._api.bar((change.tag, change.key) for change in replaced))
+                    await self._api.bar((change.tag, change.key) for change in replaced)
             finally:
                 # Their accounts are in force by now: nobody would ask for them again.
                 admitted = [pair for change in coming if (pair := (change.tag, change.key)) not in refused]
-                await self._host.aio.run(self._api.admit(admitted))
+                await self._api.admit(admitted)
         except ApiFailed as error:
             raise CoreFailed(f"the core did not end connections of removed users: {error}") from error
         return list(refused.values())
@@ -269,8 +269,8 @@ class SingBoxGeneration(SharedRun[Api]):
         except Unreachable as error:
             self.log.warn("the core goes on accepting: {fault}", fault=error)
         try:
-            await self._host.aio.run(self._api.until_idle(DRY))
-            await self._host.aio.run(self._api.end_all())
+            await self._api.until_idle(DRY)
+            await self._api.end_all()
         except ApiFailed as error:
             self.log.warn("the core goes on serving: {fault}", fault=error)
 

@@ -45,7 +45,7 @@ class SingBoxPlan(Planned[config.Plan]):
         core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint))
         executable.start(core, "run", *STDIN, "-D", str(self._host.directory), contents={0: text, _ROLL: roll})
         watch(core, self._sharing)
-        api = Api(endpoint, self.made.live, Fronts(self.made.fronts))
+        api = Api(self._host.reactor, endpoint, self.made.live, Fronts(self.made.fronts))
         await self._ready(core, api, endpoint, seconds)
         return SingBoxGeneration(self._host, self._sharing, self.made, core, api, endpoint, started, read)
 
@@ -54,20 +54,19 @@ class SingBoxPlan(Planned[config.Plan]):
 
     async def _ready(self, core: CoreProcess, api: Api, endpoint: config.Endpoint, seconds: float) -> None:
         """Wait until the core answers. Raises as `starting.ready`, and leaves no process."""
-        aio = self._host.aio
 
         async def answers() -> bool:
             # A call is dear for a question that is asked this often, and takes its time from the core.
-            return is_open(endpoint.port) and await aio.run(api.ready(starting.CALL))
+            return is_open(endpoint.port) and await api.ready(starting.CALL)
 
         try:
             await starting.ready(self._host.reactor, core, answers, seconds, is_refusal, cause)
-            await aio.run(api.begin())
+            await api.begin()
         except BaseException:
             try:
                 await core.stop()
             finally:
-                await aio.run(api.close())
+                await api.close()
             raise
 
 

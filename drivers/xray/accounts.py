@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 from drivers.credentials import KEY_BYTES, parse_uuid, shadowsocks_2022_key
 from drivers.xray import wireguard as tunnel
@@ -52,12 +52,13 @@ class Inbound:
 
 def vless(inbound: Inbound, user: service_pb2.User) -> Account | None:
     account = user.proxies.vless
-    if not account.id:
+    text = account.id
+    if not text:
         return None
     flow = account.flow or inbound.flow
     if flow not in ("", VISION):
         raise Unusable(f"the flow {flow!r} is unknown")
-    text, identity = parse_uuid(account.id)
+    text, identity = parse_uuid(text)
     packed = field(b"\x0a", text.encode())
     if flow and inbound.vision:
         packed += field(b"\x12", flow.encode())
@@ -133,8 +134,7 @@ BUILDERS: dict[str, Callable[[Inbound, service_pb2.User], Account | None]] = {
 def pack(email: str, type_name: str, account: bytes) -> bytes:
     """A serialised protocol.User: what a configuration and AlterInbound take alike."""
     name = email.encode()
-    typed = b"".join((_type_field(type_name), b"\x12", SIZE[len(account)], account))
-    return b"".join((b"\x12", SIZE[len(name)], name, b"\x1a", SIZE[len(typed)], typed))
+    return b"".join((b"\x12", SIZE[len(name)], name, _frame(type_name, len(account)), account))
 
 
 def email_of(packed: bytes) -> str:
@@ -144,6 +144,8 @@ def email_of(packed: bytes) -> str:
     return xray_pb2.User.FromString(packed).email
 
 
-@cache
-def _type_field(name: str) -> bytes:
-    return field(b"\x0a", name.encode())
+@lru_cache(maxsize=1024)
+def _frame(type_name: str, size: int) -> bytes:
+    """What stands in a protocol.User between the name and an account of this size."""
+    typed = field(b"\x0a", type_name.encode()) + b"\x12" + SIZE[size]
+    return b"\x1a" + SIZE[len(typed) + size] + typed

@@ -1,4 +1,4 @@
-"""Xray's own gRPC API over its unix socket. Everything here runs in the asyncio thread.
+"""Xray's own gRPC API over its unix socket.
 
 A malformed call kills the whole core (no recover handler): requests are built here only, from accounts that were built
 for the very inbound they go to.
@@ -6,16 +6,18 @@ for the very inbound they go to.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
+from twisted.internet.task import deferLater
 
 from drivers.channel import ApiFailed, Channel
 from drivers.xray.router import Router
 from drivers.xray.wire import field
+from node.reactor import Reactor
+from node.waiting import together
 from protos import xray_pb2
 
 HANDLER = "/xray.app.proxyman.command.HandlerService/"
@@ -47,15 +49,16 @@ class Operation(NamedTuple):
 class Api:
     """A channel to one run of the core."""
 
-    def __init__(self, socket: str) -> None:
-        self._channel = Channel(f"unix:{socket}")
+    def __init__(self, reactor: Reactor, socket: str) -> None:
+        self._reactor = reactor
+        self._channel = Channel(reactor, socket)
 
     def router(self, rules: Iterable[xray_pb2.RoutingRule]) -> Router:
         """Its routing, where it was started with these rules."""
         return Router(self._channel, rules)
 
     async def close(self) -> None:
-        await self._channel.close()
+        self._channel.close()
 
     async def ready(self, seconds: float) -> bool:
         """Ask whether the core answers. Once it does all inbounds are bound."""
@@ -80,12 +83,12 @@ class Api:
         stats, counters = iter(reply.stat), dict[str, int]()
         while part := {stat.name: stat.value for stat in islice(stats, SLICE)}:
             counters |= part
-            await asyncio.sleep(0)
+            await deferLater(self._reactor, 0)
         return counters
 
     async def some_counters(self, names: Iterable[str]) -> dict[str, int]:
         """Those of these names that the core has. It cannot be asked of longer ones than a request may be."""
-        found = await asyncio.gather(*(self._counter(name) for name in names if len(name.encode()) < MAX_REQUEST))
+        found = await together(self._counter(name) for name in names if len(name.encode()) < MAX_REQUEST)
         return {stat.name: stat.value for stat in found if stat is not None}
 
     async def _counter(self, name: str) -> xray_pb2.Stat | None:
@@ -157,7 +160,7 @@ class Api:
                 except ApiFailed as error:
                     results[place] = silence = str(error)
 
-        await asyncio.gather(*(work() for _ in range(min(IN_FLIGHT, len(operations)))))
+        await together(work() for _ in range(min(IN_FLIGHT, len(operations))))
         return results
 
     async def replace_inbound(self, handler: xray_pb2.InboundHandlerConfig) -> None:

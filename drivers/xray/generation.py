@@ -88,7 +88,7 @@ class XrayGeneration(SharedRun[Api]):
 
     async def counters(self) -> Reading:
         with asking(COUNTERS):
-            counters = await self._host.aio.run(self._api.counters())
+            counters = await self._api.counters()
         for name in self._own:
             counters.pop(name, None)
         return counters
@@ -102,37 +102,37 @@ class XrayGeneration(SharedRun[Api]):
                 return await self.counters()
             wanted |= {counter_name(scope, spelling, way) for spelling in spellings for way in DIRECTIONS}
         with asking(COUNTERS):
-            return await self._host.aio.run(self._api.some_counters(wanted.difference(self._own)))
+            return await self._api.some_counters(wanted.difference(self._own))
 
     async def online(self, key: str) -> Mapping[str, int]:
         with asking(ONLINE, _NOT_TOLD):
             for email in self._spellings(key):
-                return await self._host.aio.run(self._api.online_ips(email))
+                return await self._api.online_ips(email)
         return {}
 
     async def online_count(self, key: str) -> int:
         with asking(ONLINE, _NOT_TOLD):
             for email in self._spellings(key):
-                return await self._host.aio.run(self._api.online_count(email))
+                return await self._api.online_count(email)
         return 0
 
     async def backend_stats(self) -> BackendStatsResponse:
         with asking(FIGURES):
-            figures = await self._host.aio.run(self._api.sys_stats())
+            figures = await self._api.sys_stats()
         return BackendStatsResponse.FromString(figures.SerializeToString())
 
     async def latency(self) -> Sequence[Latency]:
         if not self.plan.measures:
             raise Unsupported(NOT_MEASURED)
         with asking(LATENCY):
-            return latencies(await self._host.aio.run(self._api.outbounds()))
+            return latencies(await self._api.outbounds())
 
     async def reroute(self, plan: AnyPlan) -> None:
         made = getattr(plan, "made", None)
         assert isinstance(made, Plan)
         wanted, targets = rules.rules_of(made.base), made.routing.targets
         try:
-            await self._host.aio.run(self._router.become(wanted, targets))
+            await self._router.become(wanted, targets)
         except ApiFailed as error:
             if error.silent:
                 raise CoreFailed(f"{ROUTING}: {error}") from error
@@ -140,20 +140,20 @@ class XrayGeneration(SharedRun[Api]):
 
     async def rules(self) -> Sequence[RoutingRule]:
         with asking(ROUTING, _NOT_LISTED):
-            listed = await self._host.aio.run(self._router.rules())
+            listed = await self._router.rules()
         return [RoutingRule(outbound_tag=rule.tag, rule_tag=rules.public(rule.rule_tag)) for rule in listed]
 
     async def balancer(self, tag: str) -> BalancerInfoResponse:
         if tag not in rules.balancers_of(self.plan.base):
             raise UnknownName(f"there is no balancer {shown(tag)}")
         with asking(ROUTING):
-            told = await self._host.aio.run(self._router.balancer(tag))
+            told = await self._router.balancer(tag)
         return BalancerInfoResponse(override_target=told.override.target, principle_target=told.principle_target.tag)
 
     async def test_route(self, request: TestRouteRequest) -> RouteResult:
         asked = route.asked(request)
         with asking(ROUTING):
-            told = await self._host.aio.run(self._router.test(asked))
+            told = await self._router.test(asked)
         if told is None:
             return route.by_default(asked.routing_context, self.plan.base.outbound[0].tag)
         return route.answered(told)
@@ -179,7 +179,7 @@ class XrayGeneration(SharedRun[Api]):
     async def _remove_inbounds(self) -> None:
         for handler in self.plan.base.inbound:
             try:
-                await self._host.aio.run(self._api.remove_inbound(handler.tag))
+                await self._api.remove_inbound(handler.tag)
             except ApiFailed as error:
                 self.log.warn("inbound {tag!r} goes on accepting: {fault}", tag=handler.tag, fault=error)
 

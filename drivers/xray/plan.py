@@ -49,7 +49,7 @@ class XrayPlan(Planned[config.Plan]):
         xray.start(core, "run", *_FROM_PROTOBUF, contents={0: message})
         core.when_exited().addCallback(lambda _: _remove_socket(Path(endpoint.socket)))
         watch(core, self._sharing)
-        api = Api(endpoint.socket)
+        api = Api(self._host.reactor, endpoint.socket)
         await self._ready(core, api, Path(endpoint.socket), seconds)
         run = XrayGeneration(
             self._host, self._sharing, self.made, core, api, endpoint, connections, started, read, disbelief
@@ -100,12 +100,12 @@ class XrayPlan(Planned[config.Plan]):
         """Wait until the core answers. Raises `CoreFailed` with its last lines, and leaves no process."""
 
         async def answers() -> bool:
-            return socket.exists() and await self._host.aio.run(api.ready(starting.CALL))
+            return socket.exists() and await api.ready(starting.CALL)
 
         try:
             await starting.ready(self._host.reactor, core, answers, seconds, is_refusal, cause)
         except BaseException:
-            await self._host.aio.run(api.close())
+            await api.close()
             raise
 
 

@@ -1,12 +1,12 @@
-"""The routing of one run of Xray, by its API. Everything here runs in the asyncio thread."""
+"""The routing of one run of Xray, by its API."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.message import Message
+from twisted.internet.defer import DeferredLock
 
 from drivers.channel import ApiFailed, Channel
 from drivers.xray.rules import is_own, steps
@@ -31,7 +31,7 @@ class Router:
         # What the core did not answer about, of rules and of balancers: it may have done that, or do it yet.
         self._doubtful: set[str] = set()
         self._unsure: set[str] = set()
-        self._lock = asyncio.Lock()
+        self._lock = DeferredLock()
 
     async def become(self, rules: Sequence[RoutingRule], targets: Mapping[str, str]) -> None:
         """Have these rules, and balancers with these targets. Raises `ApiFailed`; what was done until then stays."""

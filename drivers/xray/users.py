@@ -94,9 +94,9 @@ class Users:
     async def _audit(self, tag: str, accounts: Accounts) -> int:
         """Count first, and list only where the count differs, or may be the same by chance."""
         before = dict(accounts)
-        if await self._host.aio.run(self._api.count_users(tag)) == len(accounts) and tag not in self._doubtful:
+        if await self._api.count_users(tag) == len(accounts) and tag not in self._doubtful:
             return 0
-        users = await self._host.aio.run(self._api.list_users(tag))
+        users = await self._api.list_users(tag)
         if self.accounts[tag] is not accounts or accounts != before:
             return 0  # users changed meanwhile, or all of them with a swap: the next look tells
         self._doubtful.discard(tag)
@@ -210,7 +210,7 @@ class Users:
         """Run these and record what the core confirmed."""
         if not operations:
             return []
-        results = await self._host.aio.run(self._api.alter(operations))
+        results = await self._api.alter(operations)
         refused = []
         for operation, fault in zip(operations, results, strict=True):
             accounts = self.accounts[operation.tag]
@@ -244,7 +244,7 @@ class Users:
     async def _put(self, tag: str, accounts: Accounts) -> None:
         """Swap an inbound. Raises `ApiFailed`: nobody knows then whether there is one, and with which users."""
         handler = await starting.built(self._host.reactor, {tag: accounts}, self._plan.handler, tag, accounts)
-        await self._host.aio.run(self._api.replace_inbound(handler))
+        await self._api.replace_inbound(handler)
         self.accounts[tag] = accounts
 
     async def _put_back(self, tag: str, changes: Sequence[Change], why: ApiFailed) -> Applied:

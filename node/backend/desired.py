@@ -11,7 +11,7 @@ from twisted.internet.threads import deferToThreadPool
 
 from node.backend.reconcile import Pairs
 from node.backend.record import Record, Recorder
-from node.backend.roster import Roster
+from node.backend.roster import Roster, Supplied
 from node.contract.accounts import Account, Accounts, Refusal
 from node.contract.driver import Driver, Plan, Reroutable
 from node.contract.routing import Routing
@@ -122,6 +122,7 @@ class Desired:
         self._held = Held(self.accepted, self.roster) if restorable else Held(None, no_users())
         self.accepted = wanted
         self._install(roster)
+        self._recorder.stage(roster)
 
     def keep(self) -> None:
         """The other backend runs."""
@@ -134,6 +135,7 @@ class Desired:
         assert self._held is not None
         self.accepted, self.roster = self._held.accepted, self._held.roster
         self._held = None
+        self._recorder.unstage()
 
     def confirm(self, request: Backend, roster: Roster) -> None:
         """The backend that runs was asked for again, with these users."""
@@ -206,14 +208,18 @@ class Desired:
         self._install(roster)
         return refused
 
+    async def read(self, users: Sequence[User]) -> Supplied:
+        """These users, as far as nothing needs to be known of the backend."""
+        return await self._in_pool(Supplied.of, users) if len(users) > BUILD_INLINE else Supplied.of(users)
+
     async def build(
-        self, accepted: Accepted | None, users: Sequence[User], before: Roster | None = None
+        self, accepted: Accepted | None, users: Sequence[User] | Supplied, before: Roster | None = None
     ) -> tuple[Roster, list[Refusal]]:
         """The roster of these users. `before` is another of an alike backend; nobody changes it meanwhile."""
         if accepted is None:
             return no_users(), []
         plan = accepted.plan
-        if len(users) <= BUILD_INLINE:
+        if len(users.users if isinstance(users, Supplied) else users) <= BUILD_INLINE:
             return Roster.of(users, plan.tags, plan.account, before)
         return await self._in_pool(Roster.of, users, plan.tags, plan.account, before)
 

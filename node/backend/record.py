@@ -11,6 +11,9 @@ from node.contract.accounts import key_of
 from node.state.database import Changes, Saved
 from protos.service_pb2 import User
 
+# As many users are written while a core comes up; fewer take no time.
+STAGED = 1000
+
 
 class Record(Protocol):
     """What outlives the node: see `node.state.store`."""
@@ -26,6 +29,9 @@ class Record(Protocol):
 
     def users(self, changed: Mapping[str, bytes | None], clean: bool = False) -> None:
         """These users changed; with `clean` there are no others."""
+
+    def stage(self, users: Mapping[str, bytes]) -> None:
+        """These may be said to be all soon; nobody if there are none."""
 
     async def flush(self) -> None:
         """Wait until it is recorded, as far as that is possible."""
@@ -61,6 +67,15 @@ class Recorder:
             if left is self._left:  # else something took their place meanwhile
                 self._keyed = keyed
         return self._keyed
+
+    def stage(self, roster: Roster) -> None:
+        """A backend is tried that has these users: `backend` or `unstage` follows."""
+        if self._roster is None and len(roster.users) >= STAGED:
+            self._record.stage(roster.users)
+
+    def unstage(self) -> None:
+        """It does not run."""
+        self._record.stage({})
 
     def backend(self, request: bytes, routing: bytes, before: Roster, after: Roster) -> None:
         """A backend runs, with these users; `before` are those that the record has, if this node gave it a backend."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from node.backend.listing import Listing
 from node.backend.members import Members
 from node.backend.record import Record
 from node.backend.replace import Replacement
-from node.backend.roster import Roster
+from node.backend.roster import Roster, Supplied
 from node.backend.routing import Router
 from node.backend.state import State, Status
 from node.backend.supervisor import START_TIMEOUT, Happened, Supervisor
@@ -36,7 +36,7 @@ from node.events.users import UserEvents
 from node.logs import LogRing
 from node.reactor import PooledReactor
 from node.waiting import both
-from protos.service_pb2 import Backend, User
+from protos.service_pb2 import Backend
 
 T = TypeVar("T")
 
@@ -192,9 +192,10 @@ class Runner:
                 return
         if self._means(fingerprint) and self.desired.accepted:
             routing = self.desired.accepted.routing
-        wanted = await self._in_time(self._prepare(driver, request, fingerprint, routing), deadline)
+        preparing = self._in_time(self._prepare(driver, request, fingerprint, routing), deadline)
+        wanted, users = await both(preparing, self.desired.read(request.users))
         checking = self._in_time(self._check(wanted.runs), deadline)
-        roster, refused = await both(self._build(wanted, request.users), checking)
+        (roster, refused), _ = await both(self._build(wanted, users), checking)
         self._tell(await self._replace(wanted, roster, settled, deadline) + refused, wanted.plan.warnings)
 
     async def _meaning(self, driver: Driver, config: str) -> str:
@@ -242,7 +243,7 @@ class Runner:
         if self._generations.serving or self.status.running:
             await plan.check({tag: {} for tag in plan.tags})
 
-    async def _build(self, wanted: Accepted, users: Sequence[User]) -> tuple[Roster, list[Refusal]]:
+    async def _build(self, wanted: Accepted, users: Supplied) -> tuple[Roster, list[Refusal]]:
         """The roster; where accounts are what they were, as is usual, only new ones are built."""
         accepted = self.desired.accepted
         alike = accepted is not None and wanted.plan.alike(accepted.plan)

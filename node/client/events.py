@@ -5,20 +5,15 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import count
 from types import TracebackType
 from typing import Self
 
-from twisted.application.internet import backoffPolicy
 from twisted.internet.interfaces import IReactorTime
-from twisted.internet.task import deferLater
 
+from node.client.again import until_done
 from node.client.failures import NoReply, StreamEnded
 from node.client.inbox import Inbox
 from protos.service_pb2 import Event, EventsRequest
-
-# Seconds before a connection is tried again.
-_delay = backoffPolicy(initialDelay=0.1, maxDelay=10.0, factor=2.0)
 
 
 class EventStream:
@@ -86,22 +81,14 @@ class EventStream:
     async def _resume(self, error: NoReply) -> None:
         """Connect again. Raises the error of the last attempt when patience is over."""
         assert self._source is not None
-        end = self._reactor.seconds() + self._patience
-        for attempt in count():
-            self._source.close()
-            left = end - self._reactor.seconds()
-            if left <= 0:
-                raise error
-            await deferLater(self._reactor, min(left, _delay(attempt)))
-            if self._closed:
-                return
-            try:
-                self._source = await self._connect(self._request)
-                break
-            except NoReply as again:
-                error = again
+        self._source.close()
+        await until_done(self._reactor, self._reconnect, self._patience, error)
         if self._closed:
             self._source.close()
+
+    async def _reconnect(self) -> None:
+        if not self._closed:
+            self._source = await self._connect(self._request)
 
     def __aiter__(self) -> Self:
         return self

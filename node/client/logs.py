@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import chain, count
+from itertools import chain
 from types import TracebackType
 from typing import Self
 
-from twisted.application.internet import backoffPolicy
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
-from twisted.internet.task import deferLater
 
+from node.client.again import until_done
 from node.client.failures import NoReply
 from node.client.inbox import Inbox
 from node.client.line import Line
@@ -22,8 +21,6 @@ from node.logs import NODE_MARK, REPLAY, TOO_SLOW
 # Seconds without a line after which a new connection has told what it begins with, and seconds after which it has so
 # in any case.
 QUIET, SETTLED = 0.3, 2.0
-# Seconds before a connection is tried again.
-_delay = backoffPolicy(initialDelay=0.1, maxDelay=10.0, factor=2.0)
 
 # Begins what this client has to say itself.
 CLIENT_MARK = "[client] "
@@ -113,20 +110,14 @@ class LogStream:
 
     async def _resume(self, error: NoReply) -> None:
         """Connect again and deliver what is new there. Raises the error of the last attempt when patience is over."""
-        end = self._reactor.seconds() + self._patience
-        for attempt in count():
-            self._source.close()
-            left = end - self._reactor.seconds()
-            if left <= 0:
-                raise error
-            await deferLater(self._reactor, min(left, _delay(attempt)))
-            try:
-                self._source = await self._connect(self._last.place)
-                if not self._last.place:
-                    self._go_on(await self._beginning())
-                break
-            except NoReply as again:
-                error = again
+        self._source.close()
+        await until_done(self._reactor, self._reconnect, self._patience, error)
+
+    async def _reconnect(self) -> None:
+        self._source.close()
+        self._source = await self._connect(self._last.place)
+        if not self._last.place:
+            self._go_on(await self._beginning())
 
     async def _beginning(self) -> list[Line]:
         """What a new connection begins with, or more."""

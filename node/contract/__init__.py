@@ -1,4 +1,4 @@
 """What the node and a driver have in common: users, changes, counters, and what a driver must bring.
 
-The node owns it. Drivers import this room, `node.errors`, `node.logs` and `node.aio`, and nothing else of the node.
+The node owns it. Drivers import this room and small parts of the hall, `node.errors` and `node.waiting` among them.
 """

@@ -15,7 +15,6 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from twisted.internet.defer import Deferred
 
-from node.aio import Aio
 from node.contract.accounts import Account, Accounts, Change, Refusal
 from node.contract.counters import Reading, Scope
 from node.contract.routing import Routing
@@ -37,13 +36,12 @@ _TELLING = ("panic:", "fatal error:", "Failed to start:", "FATAL")
 
 @dataclass(frozen=True)
 class Host:
-    """What a driver is given: the reactor, the asyncio thread, a private directory (0700), the ring, its settings.
+    """What a driver is given: the reactor, a private directory (0700), the ring, its settings.
 
     `withheld` are files and directories that no core reads, whatever else it may.
     """
 
     reactor: Reactor
-    aio: Aio
     log: Log
     directory: Path
     settings: Mapping[str, str]

@@ -11,10 +11,10 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from node.door.connections import Connections
-from node.door.frames import PREFACE
 from node.door.relay import Relay
 from node.door.sockets import Port
 from node.door.upstream import Upstream
+from node.http2 import PREFACE
 
 # Connections that wait to be accepted; beyond it the kernel drops their first packet, and they come a second later.
 BACKLOG = 1024

@@ -4,47 +4,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from enum import IntEnum
 from typing import NamedTuple
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-END_STREAM = 0x1
-ACK = 0x1
-END_HEADERS = 0x4
-PADDED = 0x8
-PRIORITY = 0x20
+from node.http2 import END_HEADERS, END_STREAM, HEADER, STREAM, Code, Kind, frame
 
-_HEADER = struct.Struct(">BHBBL")
-_SIZE = _HEADER.size
-_STREAM = 0x7FFF_FFFF
 # HPACK: `:status: 200` is the eighth of the fields that everybody knows; a length that fits into one byte.
 _STATUS_200 = b"\x88"
 _LONG = 127
 
 
-class Kind(IntEnum):
-    DATA = 0
-    HEADERS = 1
-    PRIORITY = 2
-    RST_STREAM = 3
-    SETTINGS = 4
-    PUSH_PROMISE = 5
-    PING = 6
-    GOAWAY = 7
-    WINDOW_UPDATE = 8
-    CONTINUATION = 9
-
-
 _LOOKED_INTO = {Kind.DATA, Kind.HEADERS, Kind.CONTINUATION}
-
-
-class Code(IntEnum):
-    """Why a connection ends (RFC 9113, 7)."""
-
-    NO_ERROR = 0
-    PROTOCOL_ERROR = 1
-    CANCEL = 8
-    ENHANCE_YOUR_CALM = 11
 
 
 class Frame(NamedTuple):
@@ -54,6 +23,15 @@ class Frame(NamedTuple):
     flags: int
     stream: int
     length: int
+
+    @classmethod
+    def at(cls, data: bytes, at: int) -> Frame:
+        """The one whose header is there."""
+        high, low, kind, flags, stream = HEADER.unpack_from(data, at)
+        return cls(kind, flags, stream & STREAM, high << 16 | low)
+
+    def header(self) -> bytes:
+        return HEADER.pack(self.length >> 16, self.length & 0xFFFF, self.kind, self.flags, self.stream)
 
 
 class Frames:
@@ -88,11 +66,10 @@ class Frames:
         self.empty()
         if at and self._inside is not None:
             self.rest = (self._inside, memoryview(data)[:at])
-        while at + _SIZE <= end:
-            high, low, kind, flags, stream = _HEADER.unpack_from(data, at)
-            frame = Frame(kind, flags, stream & _STREAM, high << 16 | low)
-            start, begin, at = at, at + _SIZE, at + _SIZE + frame.length
-            self._inside = frame if kind in _LOOKED_INTO else None
+        while at + HEADER.size <= end:
+            frame = Frame.at(data, at)
+            start, begin, at = at, at + HEADER.size, at + HEADER.size + frame.length
+            self._inside = frame if frame.kind in _LOOKED_INTO else None
             if self._inside is not None:
                 self.payloads[len(found)] = memoryview(data)[begin:at]
             found.append(frame)
@@ -111,12 +88,7 @@ class Frames:
 
 def goaway(last: int, code: Code) -> bytes:
     """The frame that says goodbye: streams above `last` were not looked at, so a client may repeat them elsewhere."""
-    return _HEADER.pack(0, 8, Kind.GOAWAY, 0, 0) + struct.pack(">LL", last, code)
-
-
-def reset(stream: int, code: Code) -> bytes:
-    """The frame that ends a stream."""
-    return _HEADER.pack(0, 4, Kind.RST_STREAM, 0, stream) + struct.pack(">L", code)
+    return frame(Kind.GOAWAY, 0, 0, struct.pack(">LL", last, code))
 
 
 def trailers(stream: int, fields: Mapping[str, str], begun: bool) -> bytes:
@@ -127,7 +99,7 @@ def trailers(stream: int, fields: Mapping[str, str], begun: bool) -> bytes:
     head = {} if begun else {"content-type": "application/grpc"}
     status = b"" if begun else _STATUS_200
     block = status + b"".join(_field(name, value) for name, value in (head | dict(fields)).items())
-    return _HEADER.pack(0, len(block), Kind.HEADERS, END_STREAM | END_HEADERS, stream) + block
+    return frame(Kind.HEADERS, END_STREAM | END_HEADERS, stream, block)
 
 
 def _field(name: str, value: str) -> bytes:

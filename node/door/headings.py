@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from hpack import Decoder, HPACKError
 
-from node.door.frames import END_HEADERS, PRIORITY, Frame, Kind
+from node.door.frames import Frame
+from node.http2 import END_HEADERS, PRIORITY, Kind
 
 # Bytes of a block, unpacked; gRPC takes less.
 UNPACKED = 64 * 1024

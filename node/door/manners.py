@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from node.door.bodies import Bodies, Messages
-from node.door.frames import ACK, END_HEADERS, END_STREAM, PADDED, PREFACE, Code, Frame, Frames, Kind
+from node.door.bundles import Bundles
+from node.door.frames import Frame, Frames
 from node.door.headings import BadHeadings, Headings
+from node.http2 import ACK, END_HEADERS, END_STREAM, PADDED, PREFACE, Code, Kind
 
 # Bytes of one block of headers, its CONTINUATIONs included, and how many of those; gRPC itself takes 16 KiB unpacked.
 BLOCK = 32 * 1024
@@ -58,6 +60,7 @@ class Manners:
         self.open: set[int] = set()
         self.begun: set[int] = set()
         self.messages = messages or Messages(Bodies())
+        self.bundles = Bundles(self.open)
         self.last = 0
         self.asked = False
         self._block: _Block | None = None
@@ -140,6 +143,7 @@ class Manners:
         self.open.discard(stream)
         self.begun.discard(stream)
         self.messages.over(stream)
+        self.bundles.over(stream)
 
     @property
     def interruptible(self) -> bool:

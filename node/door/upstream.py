@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import socket
 import stat
 from itertools import count
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Protocol
 
 from twisted.internet.defer import Deferred
 
-from node.door.sockets import Prompt
+from node.sockets import dial
 from node.waiting import fire
 
 # A socket of the server; each has a name of its own, for gRPC removes the file of one that it closes some time later.
@@ -67,18 +66,7 @@ class Upstream:
         if self._path is None:
             raise ConnectionRefusedError("there is no server yet")
         name = f"{self._prefix}{next(self._numbers)}"
-        link = socket.socket(socket.AF_UNIX)
-        try:
-            link.setblocking(False)
-            link.bind(f"\0{name}")
-            link.connect(str(self._path))
-        except OSError:
-            link.close()
-            raise
-        # Twisted's class for unix sockets asks for descriptors at each read, which none brings here.
-        transport = Prompt(link, protocol, ("", 0), None, 0, self._reactor)  # type: ignore[arg-type]
-        transport.at_once = True
-        protocol.makeConnection(transport)
+        dial(self._reactor, str(self._path), protocol, name).at_once = True
         peer = f"unix-abstract:{name}"
         self._clients[peer] = client
         return peer

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from node.errors import Forbidden, UsersRefused
+from node.nodectl.output import note
 from node.nodectl.running import Asked
 from node.nodectl.users.difference import Difference
 from node.nodectl.users.rows import not_in
@@ -16,6 +17,8 @@ from protos import service_pb2 as pb
 # Users that the node is told at once, and seconds that it may take for them.
 BATCH = 5000
 PATIENCE = 120.0
+# Users of a node who are not in and are said each with the reason.
+SHOWN = 20
 
 
 @dataclass
@@ -65,3 +68,11 @@ async def apply(node: Asked, plan: Difference, done: Callable[[int], object]) ->
         "same": plan.same,
         "refused": [{"name": name, "why": why} for name, why in refused],
     }
+
+
+def note_refused(name: str, refused: Sequence[Mapping[str, str]]) -> None:
+    """Say who of a node's users is not in, and why."""
+    for told in refused[:SHOWN]:
+        note(f"{name}: {told['name']} is not in: {told['why']}")
+    if len(refused) > SHOWN:
+        note(f"{name}: and {len(refused) - SHOWN} more; nodectl users list --unconfirmed has them all")

@@ -12,13 +12,16 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 
 from node.contract.counters import Row, Scope
 from node.state.events import Margins, Packed
-from node.state.schema import Newer, require_known, upgrade
+from node.state.schema import STAGED, Newer, require_known, upgrade
 
 _WAL_BYTES = 4 * 1024 * 1024
+# Users that are written by one statement: one at a time they take half as long again.
+_AT_ONCE = 50
 
 
 class Unwritable(Exception):
@@ -35,9 +38,10 @@ class Changes:
 
     `clean`: nothing of what was there stays. `request` is a serialised Backend without users, None for no change,
     empty for no backend. `left`: seconds of its keep-alive, None for no change; `routing`: what was changed of its
-    routing, packed, None for no change. `users` in the order in which they
-    were stored; None is a removal. `rows` are those that nobody has had, `totals` the sums since ever. `events` go
-    behind those that are there; those before `margins.first` go.
+    routing, packed, None for no change. `clean_users`: none of the users that were there stay; with `staged` those
+    take their place who were staged. `users` in the order in which they were stored; None is a removal. `rows` are
+    those that nobody has had, `totals` the sums since ever. `events` go behind those that are there; those before
+    `margins.first` go.
     """
 
     clean: bool = False
@@ -45,6 +49,7 @@ class Changes:
     left: float | None = None
     routing: bytes | None = None
     clean_users: bool = False
+    staged: bool = False
     users: dict[str, bytes | None] = field(default_factory=dict)
     rows: dict[tuple[Scope, str], Row] = field(default_factory=dict)
     totals: dict[tuple[Scope, str], Row] = field(default_factory=dict)
@@ -118,13 +123,24 @@ class Database:
             if changes.clean:
                 connection.execute("DELETE FROM traffic")
                 connection.execute("DELETE FROM totals")
-            if changes.clean or changes.clean_users:
+            if changes.staged:
+                connection.execute("DROP TABLE users")
+                connection.execute("ALTER TABLE staged RENAME TO users")
+            elif changes.clean or changes.clean_users:
                 connection.execute("DELETE FROM users")
             self._write_backend(connection, changes)
-            _write_users(connection, changes.users)
+            _write_users(connection, "users", changes.users)
             _write_rows(connection, "traffic", changes.rows.values())
             _write_rows(connection, "totals", changes.totals.values())
             _write_events(connection, changes)
+
+    def stage(self, users: Mapping[str, bytes]) -> None:
+        """Write a whole set aside, for `Changes.staged`; without users there is none. Raises as `write`."""
+        with self._told(), self._transaction() as connection:
+            connection.execute("DROP TABLE IF EXISTS staged")
+            if users:
+                connection.execute(STAGED)
+                _write_users(connection, "staged", users)
 
     def close(self) -> None:
         """No more is written. SQLite puts everything into the one file then."""
@@ -229,14 +245,18 @@ def _prepare(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
     upgrade(connection)
+    # Of a node that was killed meanwhile.
+    connection.execute("DROP TABLE IF EXISTS staged")
 
 
-def _write_users(connection: sqlite3.Connection, users: Mapping[str, bytes | None]) -> None:
+def _write_users(connection: sqlite3.Connection, table: str, users: Mapping[str, bytes | None]) -> None:
     """A user who is written goes behind all others, as in `node.backend.roster.Roster`."""
     gone = [(key,) for key, packed in users.items() if packed is None]
-    there = [(key, packed) for key, packed in users.items() if packed is not None]
-    connection.executemany("DELETE FROM users WHERE key = ?", gone)
-    connection.executemany("INSERT OR REPLACE INTO users (key, packed) VALUES (?, ?)", there)
+    connection.executemany(f"DELETE FROM {table} WHERE key = ?", gone)  # noqa: S608 - ours
+    there = (entry for entry in users.items() if entry[1] is not None)
+    while part := [*chain.from_iterable(islice(there, _AT_ONCE))]:
+        places = ", ".join(["(?, ?)"] * (len(part) // 2))
+        connection.execute(f"INSERT OR REPLACE INTO {table} (key, packed) VALUES {places}", part)  # noqa: S608 - ours
 
 
 def _write_rows(connection: sqlite3.Connection, table: str, rows: Iterable[Row]) -> None:

@@ -31,6 +31,9 @@ STEPS = (
     """,
 )
 
+# Where all users of a backend are written before they are those who are wanted; the table then takes the other's name.
+STAGED = "CREATE TABLE staged (place INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, packed BLOB NOT NULL)"
+
 
 class Newer(Exception):
     """A later node has written the file, which is left as it is; the text tells the operator what to do."""

@@ -47,6 +47,8 @@ class Store:
         self._path = path
         self._pool = ThreadPool(0, 1, "store")
         self._changes = Changes()
+        # The users that are written already, if they are to be all there are.
+        self._staged: dict[str, bytes] | None = None
         # What fires when the changes that are gathered, or those being written, are on disk or have failed.
         self._gathered = Signal()
         self._written: Signal | None = None
@@ -130,10 +132,24 @@ class Store:
         self._changes.left = self._left = left
         self._write()
 
+    def stage(self, users: Mapping[str, bytes]) -> None:
+        """These may soon be all users: they are written already, and `users` has nothing left to write then.
+
+        No users: they will not be.
+        """
+        # What is gathered may need those who were staged before.
+        if self._again is None and not self._changes.staged and (users or self._staged):
+            staged = dict(users)
+            self._staged = staged or None
+            self._on_disk(self._database.stage, staged).addErrback(self._not_staged)
+
     def users(self, changed: Mapping[str, bytes | None], clean: bool = False) -> None:
         """These users changed, None for a user who is gone; with `clean` there are no others."""
         if clean:
-            self._changes.clean_users, self._changes.users, changed = True, dict(changed), {}
+            staged, self._staged = self._staged, None
+            self._changes.staged = staged is not None and _alike(staged, changed)
+            self._changes.clean_users, self._changes.users = True, {} if self._changes.staged else dict(changed)
+            changed = {}
         for key, packed in changed.items():
             self._changes.users.pop(key, None)
             self._changes.users[key] = packed
@@ -201,6 +217,10 @@ class Store:
         if written is not None:
             written.fire()
 
+    def _not_staged(self, failure: Failure) -> None:
+        if self._again is None:
+            self._not_written(failure)
+
     def _not_written(self, failure: Failure) -> None:
         if failure.check(Damaged):
             self._unread = False
@@ -222,8 +242,9 @@ class Store:
                 fault=fault,
             )
         news, self.fault = not self.fault, f"the state cannot be written to {self._path}: {fault}"
-        self._changes = Changes()
-        self._again = self._reactor.callLater(AGAIN, self._try_again)
+        self._changes, self._staged = Changes(), None
+        if self._again is None:
+            self._again = self._reactor.callLater(AGAIN, self._try_again)
         if news:
             self.trouble(self.fault)
 
@@ -245,3 +266,8 @@ class Store:
         self.damage = text
         self.damaged(text)
         self.log.error("{text}", text=text)
+
+
+def _alike(users: Mapping[str, bytes], others: Mapping[str, bytes | None]) -> bool:
+    """Whether they are the same, in the same order."""
+    return users == others and [*users] == [*others]

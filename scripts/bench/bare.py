@@ -9,7 +9,7 @@ import socket
 import statistics
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -28,7 +28,7 @@ from scripts.staging.core import ENVIRONMENT, find_xray
 IN_FLIGHT = 64
 _ADD = "xray.app.proxyman.command.AddUserOperation"
 _REMOVE = "xray.app.proxyman.command.RemoveUserOperation"
-_ALTER = HANDLER + "AlterInbound"
+ALTER = HANDLER + "AlterInbound"
 
 
 def convert(text: str, output: Path) -> None:
@@ -55,6 +55,10 @@ class BareCore:
             for user in users
             for tag in self._plan.tags
         ]
+
+    def removals(self, users: Iterable[User]) -> list[list[bytes]]:
+        """AlterInbound for each user and inbound: his account out."""
+        return [[_removal(tag, user.email)] for user in users for tag in self._plan.tags]
 
     def inbound(self, tag: str, users: Iterable[User]) -> bytes:
         """The request that adds an inbound with these users."""
@@ -98,7 +102,7 @@ def alter(path: Path, calls: Sequence[Sequence[bytes]]) -> float:
 
     async def run() -> float:
         async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
-            call, rest = channel.unary_unary(_ALTER), iter(calls)
+            call, rest = channel.unary_unary(ALTER), iter(calls)
 
             async def work() -> None:
                 for row in rest:
@@ -115,35 +119,49 @@ def alter(path: Path, calls: Sequence[Sequence[bytes]]) -> float:
 class Effects:
     """Watches on the core's own API when a user of an inbound has his new account. For a loop of asyncio's."""
 
-    def __init__(self, path: Path, tag: str) -> None:
-        self._channel = grpc.aio.insecure_channel(f"unix:{path}")
+    def __init__(self, address: str, tag: str) -> None:
+        self._channel = grpc.aio.insecure_channel(address)
         self._list = self._channel.unary_unary(HANDLER + "GetInboundUsers")
-        self.alter = self._channel.unary_unary(_ALTER)
+        self.alter = self._channel.unary_unary(ALTER)
         self._tag = tag
+
+    async def done(self, user: User) -> None:
+        """Returns when the core has this id for him, or has him no more if this is his removal."""
+        await (self.seen(user) if user.HasField("proxies") else self.unseen(user))
 
     async def seen(self, user: User) -> None:
         """Returns when the core has this id for him."""
-        request = xray_pb2.GetInboundUserRequest(tag=self._tag, email=user.email).SerializeToString()
         identity = user.proxies.vless.id.encode()
+        await self._until(user.email, lambda reply: identity in reply)
+
+    async def unseen(self, user: User) -> None:
+        """Returns when the core does not have him any more."""
+        await self._until(user.email, lambda reply: user.email.encode() not in reply)
+
+    async def _until(self, email: str, holds: Callable[[bytes], bool]) -> None:
+        request = xray_pb2.GetInboundUserRequest(tag=self._tag, email=email).SerializeToString()
         deadline = time.monotonic() + 10
-        while identity not in await self._list(request):
-            assert time.monotonic() < deadline, f"{user.email} does not come into force"
+        while not holds(await self._list(request)):
+            assert time.monotonic() < deadline, f"{email} does not come into force"
 
     async def close(self) -> None:
         await self._channel.close()
 
 
 def effects(path: Path, tag: str, users: Sequence[User], calls: Sequence[Sequence[bytes]]) -> list[float]:
-    """Seconds from the first call for each user until the core says that he is changed, one user after the other."""
+    """Seconds from the first call for each user until the core says that he is changed, one user after the other.
+
+    Without proxies he is one who is removed.
+    """
 
     async def run() -> list[float]:
-        watch = Effects(path, tag)
+        watch = Effects(f"unix:{path}", tag)
         found = []
         for user, row in zip(users, calls, strict=True):
             begun = time.perf_counter()
             for request in row:
                 await watch.alter(request)
-            await watch.seen(user)
+            await watch.done(user)
             found.append(time.perf_counter() - begun)
         await watch.close()
         return found

@@ -8,8 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import resource
-import socket
-import ssl
 import statistics
 import subprocess
 import sys
@@ -25,8 +23,6 @@ from node.aio import Aio  # first: it sets gRPC's environment
 # isort: split
 import grpc
 import grpc.aio
-from h2.connection import H2Connection
-from h2.settings import SettingCodes
 from twisted.internet import reactor as installed
 from twisted.internet.task import LoopingCall
 
@@ -41,6 +37,7 @@ from node.logs import LogRing
 from node.tap import SWITCH_INTERVAL
 from node.transport.rpc import RpcServer
 from protos.service_pb2 import BaseInfoResponse, Empty
+from scripts.bench.raw import log_stream
 from scripts.staging import certs
 from scripts.staging.ports import free_port
 
@@ -135,7 +132,7 @@ class Served:
     def stream(self, seconds: float) -> tuple[float, float]:
         """Lines a second that a reader got, and seconds of processor time a second."""
         self.processor("lines")
-        with reading(self.port, self.pem) as link:
+        with log_stream(self.port, self.pem, dict(METADATA)) as link:
             until = time.perf_counter() + 0.5
             while time.perf_counter() < until:
                 link.recv(65_536)
@@ -149,26 +146,6 @@ class Served:
         assert self._process.stdin
         self._process.stdin.close()
         self._process.wait()
-
-
-@contextmanager
-def reading(port: int, pem: str) -> Iterator[ssl.SSLSocket]:
-    """A stream of log lines to a reader whose windows are never full, and who looks at nothing."""
-    http = H2Connection()
-    http.initiate_connection()
-    http.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 2**31 - 1})
-    http.increment_flow_control_window(2**31 - 1 - 65_535)
-    names = {":method": "POST", ":scheme": "https", ":path": f"/{SERVICE.full_name}/GetLogs", ":authority": "localhost"}
-    http.send_headers(1, [*names.items(), ("te", "trailers"), ("content-type", "application/grpc"), *METADATA])
-    http.send_data(1, bytes(5), end_stream=True)
-    context = ssl.create_default_context(cadata=pem)
-    context.set_alpn_protocols(["h2"])
-    with (
-        socket.create_connection(("127.0.0.1", port)) as raw,
-        context.wrap_socket(raw, server_hostname="localhost") as link,
-    ):
-        link.sendall(http.data_to_send())
-        yield link
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -34,7 +34,7 @@ from scripts.bench.stage import (
     stage,
 )
 from scripts.bench.start import starts
-from scripts.staging.target import credentials
+from scripts.staging.target import Target, credentials
 
 SIZES = ("1000", "10000", "50000", "10000x5")
 # Users of one stream, and users sent one after the other, each when the one before him was in force.
@@ -108,7 +108,8 @@ def one_by_one(on: Stage, crowd: Crowd, links: Links, core: bare.BareCore) -> No
     """How long it takes until a single user is in force."""
     users = crowd.change(min(ALONE, len(crowd.users) - 1))
     alone = bare.effects(core.socket, crowd.tags[-1], users, [core.calls([user])[-1] for user in users])
-    found = asyncio.run(effects(on, users, crowd.tags[-1]))
+    headers = credentials(on.node.key, "bearer")
+    found = asyncio.run(effects(on.node, headers, f"unix:{on.api}", crowd.tags[-1], users))
     for name, share in (("p50", 0.5), ("p99", 0.99)):
         print(
             f"{f'one changed, to effect, {name}':30} {1000 * percentile(found, share):>7.1f} "
@@ -118,25 +119,25 @@ def one_by_one(on: Stage, crowd: Crowd, links: Links, core: bare.BareCore) -> No
 
 
 @asynccontextmanager
-async def stream(on: Stage) -> AsyncIterator[Any]:
+async def stream(target: Target, headers: Mapping[str, str]) -> AsyncIterator[Any]:
     """An open SyncUser call; at the end of the block its reply is awaited."""
-    authority = grpc.ssl_channel_credentials(on.node.pem.encode())
-    async with grpc.aio.secure_channel(f"{on.node.host}:{on.node.grpc_port}", authority) as channel:
+    authority = grpc.ssl_channel_credentials(target.pem.encode())
+    async with grpc.aio.secure_channel(f"{target.host}:{target.grpc_port}", authority) as channel:
         method = channel.stream_unary(f"/{SERVICE.full_name}/SyncUser", User.SerializeToString, Empty.FromString)
-        call = method(metadata=tuple(credentials(on.node.key, "bearer").items()))
+        call = method(metadata=tuple(headers.items()))
         yield call
         await call.done_writing()
         await call
 
 
-async def effects(on: Stage, users: Sequence[User], tag: str) -> list[float]:
-    """Seconds for each user from sending him until the core says that he is changed, one after the other."""
-    watch, found = bare.Effects(on.api, tag), []
-    async with stream(on) as call:
+async def effects(target: Target, headers: Mapping[str, str], api: str, tag: str, users: Sequence[User]) -> list[float]:
+    """Seconds for each user from sending him until the core, at `api`, says that he is changed or gone, one by one."""
+    watch, found = bare.Effects(api, tag), []
+    async with stream(target, headers) as call:
         for user in users:
             begun = time.perf_counter()
             await call.write(user)
-            await watch.seen(user)
+            await watch.done(user)
             found.append(time.perf_counter() - begun)
     await watch.close()
     return found

@@ -13,7 +13,6 @@ from typing import Any
 
 from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorFromThreads
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
@@ -22,7 +21,6 @@ from drivers.process.executable import ENVIRONMENT
 from drivers.process.orphans import sweep
 from drivers.process.readiness import last, ready
 from drivers.process.spawn import Spawner, opened
-from node.aio import Aio
 from node.backend.generations import Generations
 from node.backend.runner import Runner
 from node.contract.accounts import Account, Accounts, Change
@@ -143,7 +141,7 @@ class ThirdDriverTests(TestCase):
         self.addCleanup(temporary.cleanup)
         self.ring, self.generations = LogRing(reactor, 100), Generations()
         self.directory = Path(temporary.name)
-        host = Host(reactor, Aio(IReactorFromThreads(reactor)), self.ring, self.directory, {})
+        host = Host(reactor, self.ring, self.directory, {})
         self.driver: Driver = ScriptDriver(host)
         self.runner = Runner(reactor, self.ring, MemoryRecord(), self.generations, read)
         self.addCleanup(lambda: Deferred.fromCoroutine(self.runner.close()))

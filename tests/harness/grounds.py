@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import psutil
 from drivers.xray.api import Api
 from node.state.directory import StateDirectory
 from protos import service_pb2
+from scripts.staging import background
 from scripts.staging.backend import backend_config
 from scripts.staging.core import Json, find_xray
 from scripts.staging.inbounds import Kind
@@ -119,7 +119,7 @@ def _reality(settings: Json) -> Json:
 
 
 async def _asked(socket: Path, tag: str) -> set[str]:
-    api = Api(str(socket))
+    api = Api(background.reactor, str(socket))
     try:
         return {user.email for user in await api.list_users(tag)}
     finally:
@@ -130,7 +130,7 @@ def _xray_users(state: Path, pid: int, tag: str) -> set[str]:
     """The core itself tells, over the one socket in the node's directory that is its own."""
     sockets = set(map(str, StateDirectory(state).run_dir.glob("*.sock")))
     [socket] = sockets & {each.laddr for each in psutil.Process(pid).net_connections("unix")}
-    return asyncio.run(_asked(Path(socket), tag))
+    return background.run(lambda: _asked(Path(socket), tag))
 
 
 def _sing_box_users(state: Path, pid: int, tag: str) -> set[str]:

@@ -30,12 +30,12 @@ ROOMS: dict[str, set[str]] = {
         *("node.keyfile", "node.secret_file", "node.settings", "node.watching"),
     },
     "node.doctor": {"node.certificate", "node.secret_file", "node.settings", "node.state"},
-    "node.events": {"node.logs", "node.state"},
+    "node.events": {"node.logs", "node.state", "node.waiting"},
     "node.metrics": {
         *("node.backend", "node.contract", "node.machine", "node.state", "node.traffic"),
         *("node", "node.api.pages", "node.errors", "node.logs", "node.periodic", "node.reactor"),
     },
-    "node.door": {"node.logs", "node.repeated", "node.waiting", "node.watching"},
+    "node.door": {"node.http2", "node.logs", "node.repeated", "node.sockets", "node.waiting", "node.watching"},
     "node.transport": {"node.api", "node.door", "node.aio", "node.errors", "node.keyfile", "node.logs", "node.waiting"},
     "node.client": {"node.api", "node.aio", "node.errors", "node.logs"},
     "node.nodectl": {"node", "node.aio", "node.client", "node.env_file", "node.errors", "node.logs", "node.reactor"}
@@ -51,7 +51,8 @@ ROOMS: dict[str, set[str]] = {
         "node.logs",
         "node.reactor",
     },
-    "drivers": {"node.contract", "node.errors"},
+    "drivers": {"drivers.http2", "node.contract", "node.errors", "node.reactor", "node.sockets", "node.waiting"},
+    "drivers.http2": {"node.http2"},
     "drivers.install": {"drivers.process.leash"},
     "drivers.process": {
         "drivers.json_text",
@@ -61,11 +62,11 @@ ROOMS: dict[str, set[str]] = {
     "drivers.sockets": {"node.contract", "node.errors", "node.logs", "node.reactor"},
     "drivers.xray": {
         *("drivers", "drivers.install.releases", "drivers.process", "drivers.sockets"),
-        *("node.contract", "node.errors", "node.logs", "node.reactor"),
+        *("node.contract", "node.errors", "node.logs", "node.reactor", "node.waiting"),
     },
     "drivers.sing_box": {
         *("drivers", "drivers.install.releases", "drivers.process", "drivers.sockets"),
-        *("node.contract", "node.errors", "node.logs", "node.reactor"),
+        *("node.contract", "node.errors", "node.logs", "node.reactor", "node.waiting"),
     },
     "protos": set(),
     "twisted.plugins": set(),
@@ -265,7 +266,6 @@ def test_the_registry_is_in_its_place() -> None:
 
 # One place for each thing
 
-API = {name for name in modules() if within(name, "drivers") and name.endswith(".api")} | {"drivers.channel"}
 OVER_REST = {"node.client.rest", "node.client.body", "node.client.way"}
 
 
@@ -275,9 +275,7 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.way"}
         (["threading", "concurrent", "multiprocessing", "queue"], {"node.aio"}),
         (
             ["asyncio"],
-            {"node.aio", "node.transport.rpc", "node.transport.serving", "node.transport.health", "node.client.rpc"}
-            | API
-            | {"drivers.xray.router"},
+            {"node.aio", "node.transport.rpc", "node.transport.serving", "node.transport.health", "node.client.rpc"},
         ),
         (["klein"], {"node.transport.rest"}),
         (
@@ -288,7 +286,7 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.way"}
         (["treq"], {"node.client.rest"}),
         (
             ["grpc", "grpc_health", "grpc_reflection"],
-            {"node.aio", "node.transport.rpc", "node.transport.health", "node.client.rpc"} | API,
+            {"node.aio", "node.client.rpc", *(f"node.transport.{name}" for name in ("rpc", "health", "reflection"))},
         ),
         (
             ["psutil"],

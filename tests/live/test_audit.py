@@ -10,13 +10,11 @@ from typing import Any
 
 from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorFromThreads
 from twisted.trial.unittest import TestCase
 
 from drivers.xray.api import Api, Operation
 from drivers.xray.driver import Xray
 from drivers.xray.generation import XrayGeneration
-from node.aio import Aio
 from node.backend.roster import Roster
 from node.contract.accounts import Change, diff
 from node.contract.driver import Host
@@ -44,12 +42,9 @@ class AuditTests(TestCase):
         (directory / "run").mkdir()
         made = kinds(certs.make(directory, [SERVER_NAME]), 1)
         self.places = [Place(kind, name) for name, kind in made.items() if not kind.reality]
-        aio = Aio(IReactorFromThreads(reactor))
-        aio.startService()
-        self.addCleanup(aio.stopService)
         settings = {"XRAY_EXECUTABLE_PATH": str(find_xray()), "CORE_PATHS": temporary.name}
-        host = Host(reactor, aio, LogRing(reactor, 1000), directory / "run", settings)
-        self.aio, self.driver = aio, Xray(host)
+        host = Host(reactor, LogRing(reactor, 1000), directory / "run", settings)
+        self.driver = Xray(host)
         config = json.dumps(server_config([place.inbound for place in self.places]))
         self.plan = await self.driver.prepare(config, frozenset())
         self.roster, refused = Roster.of(
@@ -59,17 +54,17 @@ class AuditTests(TestCase):
         self.core: XrayGeneration = await self.plan.launch(self.roster.target, 8)
         self.addCleanup(lambda: Deferred.fromCoroutine(self.core.stop()))
         [socket] = (directory / "run").glob("*.sock")
-        self.behind = Api(str(socket))
-        self.addCleanup(lambda: aio.run(self.behind.close()))
+        self.behind = Api(reactor, str(socket))
+        self.addCleanup(lambda: Deferred.fromCoroutine(self.behind.close()))
 
     async def tamper(self, *operations: Operation) -> None:
-        assert await self.aio.run(self.behind.alter(operations)) == [None] * len(operations)
+        assert await self.behind.alter(operations) == [None] * len(operations)
 
     async def repair(self) -> None:
         assert await self.core.apply(diff(self.core.accounts, self.roster.target)) == ([], [])
 
     async def names(self, tag: str) -> set[str]:
-        return {user.email for user in await self.aio.run(self.behind.list_users(tag))}
+        return {user.email for user in await self.behind.list_users(tag)}
 
     async def test_as_confirmed(self) -> None:
         """A core that nobody touched has the users that it confirmed."""

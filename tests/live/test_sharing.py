@@ -16,14 +16,12 @@ from typing import Any
 
 from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorFromThreads
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from drivers.registry import REGISTRY
 from drivers.sockets.hiding import is_hidden
 from drivers.sockets.listeners import look
-from node.aio import Aio
 from node.backend.roster import Roster
 from node.contract.accounts import Change
 from node.contract.counters import Scope, counter_name
@@ -103,15 +101,12 @@ class SharingTests(TestCase):
         self.addCleanup(self.stack.close)
         directory = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
         self.echo = self.stack.enter_context(EchoServer())
-        aio = Aio(IReactorFromThreads(reactor))
-        aio.startService()
-        self.addCleanup(aio.stopService)
         self.lines: list[str] = []
         log = LogRing(reactor, 1000)
         log.extend = self.lines.extend  # type: ignore[method-assign,assignment]
         settings = {self.ground.variable: str(self.ground.executable()), "CORE_PATHS": str(directory.parent)}
         self.directory = directory
-        self.driver = REGISTRY[self.ground.type].load(Host(reactor, aio, log, directory, settings))
+        self.driver = REGISTRY[self.ground.type].load(Host(reactor, log, directory, settings))
         self.home, self.work = Place(VLESS, "home", ground=self.ground), Place(VMESS, "work", ground=self.ground)
 
     async def prepared(self, *inbounds: Json, **extra: object) -> Plan:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import tempfile
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
@@ -13,13 +12,13 @@ from unittest import mock
 import psutil
 from twisted.internet import reactor as installed
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.interfaces import IReactorFromThreads
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
+from drivers.http2.connection import Connection
+from drivers.sing_box.api import Api
 from drivers.sing_box.driver import SingBox
 from drivers.sing_box.generation import SingBoxGeneration
-from node.aio import Aio
 from node.backend.roster import Roster
 from node.contract.accounts import Accounts, Change
 from node.contract.driver import Generation, Host
@@ -35,20 +34,6 @@ reactor: Any = installed
 T = TypeVar("T")
 
 
-class HeldUp(Aio):
-    """Cancels what `work` is when the coroutine of this name runs."""
-
-    name_of_step = ""
-    work: Deferred[Any] | None = None
-
-    def run(self, coro: Coroutine[Any, Any, T]) -> Deferred[T]:
-        running = super().run(coro)
-        if getattr(coro, "__qualname__", "") == self.name_of_step and self.work is not None:
-            self.name_of_step = ""
-            reactor.callLater(0, self.work.cancel)
-        return running
-
-
 class RunTests(TestCase):
     """On both builds: they differ in what follows a run."""
 
@@ -58,12 +43,9 @@ class RunTests(TestCase):
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
         self.directory = Path(temporary.name)
-        self.aio = HeldUp(IReactorFromThreads(reactor))
-        self.aio.startService()
-        self.addCleanup(self.aio.stopService)
         path = {"SING_BOX_EXECUTABLE_PATH": str(find_sing_box(self.build)), "CORE_PATHS": temporary.name}
         self.others = psutil.Process().children(True)
-        self.driver = SingBox(Host(reactor, self.aio, LogRing(reactor, 1000), self.directory, path))
+        self.driver = SingBox(Host(reactor, LogRing(reactor, 1000), self.directory, path))
 
     async def launched(self, *doors: Door) -> SingBoxGeneration:
         """A core with Anna in all of these."""
@@ -84,13 +66,9 @@ class RunTests(TestCase):
         assert account is not None
         return Change(door.way.name, "bert", account.packed)
 
-    async def tasks(self) -> int:
-        """What is under way in the asyncio thread, but for the question itself."""
-
-        async def count() -> int:
-            return len(asyncio.all_tasks()) - 1
-
-        return await self.aio.run(count())
+    async def calls(self) -> int:
+        """Connections to the API of any core: nothing follows a run without one."""
+        return sum(isinstance(getattr(reader, "protocol", None), Connection) for reader in reactor.getReaders())
 
     async def cores(self) -> list[psutil.Process]:
         children = [one for one in psutil.Process().children(True) if one not in self.others]
@@ -101,13 +79,21 @@ class RunTests(TestCase):
         door = Door(VLESS)
         core = await self.launched(door)
         await core.stop()
-        for step in ("Api.ready", "Api.begin"):
-            launching = Deferred.fromCoroutine(self.plan.launch(self.roster.target, 8))
-            self.aio.name_of_step, self.aio.work = step, launching
-            with self.assertRaises(CancelledError):
-                await launching
+        for step in ("ready", "begin"):
+            reached = list[object]()
+
+            def held(*_: object, reached: list[object] = reached) -> Deferred[bool]:
+                reached.append(None)
+                return Deferred()
+
+            with mock.patch.object(Api, step, held):
+                launching = Deferred.fromCoroutine(self.plan.launch(self.roster.target, 8))
+                await until(lambda reached=reached: bool(reached))  # type: ignore[misc]
+                launching.cancel()
+                with self.assertRaises(CancelledError):
+                    await launching
             assert not await self.cores(), step
-            assert not await self.tasks(), step
+            assert not await self.calls(), step
 
     async def test_a_change_for_which_no_descriptor_is_left(self) -> None:
         """The old core has ended and no other can begin: that is said so, and is tried again."""
@@ -176,10 +162,10 @@ class RunTests(TestCase):
             await core.counters()
             core.kill()
             await core.when_exited()
-            await until_none(self.tasks)
+            await until_none(self.calls)
             core = await self.plan.launch(self.roster.target, 8)
         await core.stop()
-        await until_none(self.tasks)
+        await until_none(self.calls)
 
     async def test_nothing_begins_for_a_run_that_is_over(self) -> None:
         """What is asked of it then fails."""
@@ -188,7 +174,7 @@ class RunTests(TestCase):
         with self.assertRaises(CoreFailed):
             await core.apply([Change("vless", "anna", None)])
         assert not await core.answers(1)
-        assert not await self.tasks()
+        assert not await self.calls()
 
 
 class WithoutCountersTests(RunTests):
@@ -200,8 +186,15 @@ class WithoutCountersTests(RunTests):
 assert set(BUILDS) == {RunTests.build, WithoutCountersTests.build}
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = reactor.seconds() + 10
+    while not condition():
+        assert reactor.seconds() < deadline
+        await deferLater(reactor, 0.01)
+
+
 async def until_none(count: Any) -> None:
     deadline = reactor.seconds() + 3
     while left := await count():
-        assert reactor.seconds() < deadline, f"{left} tasks are left"
+        assert reactor.seconds() < deadline, f"{left} connections are left"
         await deferLater(reactor, 0.01)

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import grpc
 from google.protobuf.message import Message
 from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorFromThreads
+from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import TestCase
 
 from drivers.channel import ApiFailed
+from drivers.http2.stream import Status
 from drivers.xray.accounts import pack
 from drivers.xray.api import IN_FLIGHT, Api, Operation
 from drivers.xray.driver import Xray
 from drivers.xray.generation import XrayGeneration
-from node.aio import Aio
 from node.backend.roster import Roster
 from node.contract.accounts import Change, diff
 from node.contract.driver import Host
@@ -56,7 +54,7 @@ class BrokenApi(Api):
             return
         self.failures -= 1
         await self.remove_inbound(handler.tag)
-        raise ApiFailed("the port is taken", grpc.StatusCode.UNKNOWN)
+        raise ApiFailed("the port is taken", 2)
 
 
 class SwapTests(TestCase):
@@ -66,19 +64,16 @@ class SwapTests(TestCase):
         directory = Path(temporary.name)
         kind = Kind("shadowsocks-2022", shadowsocks_2022("2022-blake3-aes-128-gcm", 16), raw())
         self.place, self.other = Place(kind, "home", free_port()), Place(Kind("vless", vless(), raw()), "work")
-        aio = Aio(IReactorFromThreads(reactor))
-        aio.startService()
-        self.addCleanup(aio.stopService)
-        host = Host(reactor, aio, LogRing(reactor, 1000), directory, {"XRAY_EXECUTABLE_PATH": str(find_xray())})
-        self.aio, self.driver = aio, Xray(host)
+        host = Host(reactor, LogRing(reactor, 1000), directory, {"XRAY_EXECUTABLE_PATH": str(find_xray())})
+        self.driver = Xray(host)
         config = json.dumps(server_config([self.place.inbound, self.other.inbound]))
         self.plan = await self.driver.prepare(config, frozenset())
         self.core = await self.plan.launch(self.target(ANNA, BERT), 8)
         self.runs = Renewing(reactor, self.driver, self.plan, self.core)
         self.addCleanup(lambda: Deferred.fromCoroutine(self.core.stop()))
         [socket] = directory.glob("*.sock")
-        self.api = BrokenApi(str(socket))
-        self.addCleanup(lambda: aio.run(self.api.close()))
+        self.api = BrokenApi(reactor, str(socket))
+        self.addCleanup(lambda: Deferred.fromCoroutine(self.api.close()))
         self.core._users._api = self.api
 
     def target(self, *people: TestUser) -> dict[str, dict[str, bytes]]:
@@ -98,7 +93,7 @@ class SwapTests(TestCase):
         """Whom the core lets in, which is whom it confirmed."""
         self.assertEqual(await self.core.audit(), 0)
         api: Api = self.core._api
-        return {user.email for user in await self.aio.run(api.list_users(tag))}
+        return {user.email for user in await api.list_users(tag)}
 
     def changes(self, *people: TestUser) -> list[Change]:
         return [change for change in diff(self.core.accounts, self.target(*people)) if change.tag == self.place.tag]
@@ -163,17 +158,21 @@ class StalledChannel:
 
     def __init__(self) -> None:
         self.asked = 0
+        self.clock = Clock()
 
     async def call(self, path: str, request: Message | bytes, reply: type, seconds: float) -> None:
         self.asked += 1
-        await asyncio.sleep(0.01)
-        raise ApiFailed("Deadline Exceeded", grpc.StatusCode.DEADLINE_EXCEEDED)
+        await deferLater(self.clock, 1)
+        raise ApiFailed("Deadline Exceeded", Status.DEADLINE_EXCEEDED)
 
 
 def test_a_core_that_does_not_answer_is_not_asked_thousands_of_times() -> None:
     """When one of many calls runs out the others fail at once, each by its own name."""
-    api, stalled = Api("nowhere"), StalledChannel()
+    api, stalled = Api(reactor, "nowhere"), StalledChannel()
     api._channel = stalled  # type: ignore[assignment]
-    results = asyncio.run(api.alter([Operation("home", f"{number}@test", None) for number in range(5_000)]))
-    assert results == ["Deadline Exceeded"] * 5_000
+    asking = api.alter([Operation("home", f"{number}@test", None) for number in range(5_000)])
+    results = list[list[str | None]]()
+    Deferred.fromCoroutine(asking).addCallback(results.append)
+    stalled.clock.advance(1)
+    assert results[0] == ["Deadline Exceeded"] * 5_000
     assert stalled.asked <= IN_FLIGHT

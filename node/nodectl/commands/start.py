@@ -13,9 +13,8 @@ from node.errors import UnknownPath
 from node.nodectl import kinds, userfile
 from node.nodectl.commands.info import COLUMNS, rows
 from node.nodectl.exits import Exit
-from node.nodectl.members import listed
+from node.nodectl.members import listed, note_refused
 from node.nodectl.options import options
-from node.nodectl.output import note
 from node.nodectl.running import Asked, each
 from node.nodectl.session import Session
 from node.nodectl.users.rows import not_in
@@ -23,8 +22,6 @@ from protos import service_pb2 as pb
 
 # Seconds: a core that is to come up with many users takes its time.
 TIMEOUT = 120.0
-# Users who are not in and are said each with the reason.
-SHOWN = 20
 
 
 @click.command
@@ -52,12 +49,10 @@ def command(
     )
 
     outcomes = session.ask(partial(_start, backend), TIMEOUT)
-    refused = [(node, user) for node, answer in each(outcomes) for user in answer["refused"]]
-    for node, user in refused[:SHOWN]:
-        note(f"{node}: {user['name']} is not in: {user['why']}")
-    if len(refused) > SHOWN:
-        note(f"and {len(refused) - SHOWN} more; nodectl users list --unconfirmed has them all")
-    code = Exit.USERS_REFUSED if refused else Exit.OK
+    refused = {node: answer["refused"] for node, answer in each(outcomes)}
+    for node, missing in refused.items():
+        note_refused(node, missing)
+    code = Exit.USERS_REFUSED if any(refused.values()) else Exit.OK
     session.report(outcomes, COLUMNS, lambda answer: rows(answer["info"]), code)
 
 

@@ -16,7 +16,7 @@ from rich.progress import Progress
 
 from node.nodectl import userfile
 from node.nodectl.exits import Exit, Unusable
-from node.nodectl.members import apply, listed
+from node.nodectl.members import apply, listed, note_refused
 from node.nodectl.options import options
 from node.nodectl.output import Row, note
 from node.nodectl.running import Asked, Fleet, Outcome, each
@@ -65,7 +65,7 @@ def sync(session: Session, source: Path, inbounds: tuple[str, ...], dry_run: boo
         _show(session, users)
     outcomes = session.attend(partial(_sync, session, users, yes))
     for name, answer in each(outcomes):
-        _note_refused(name, answer["refused"])
+        note_refused(name, answer["refused"])
     refused = any(answer["refused"] for _, answer in each(outcomes))
     session.report(outcomes, COUNTED, _counted, Exit.USERS_REFUSED if refused else Exit.OK)
 
@@ -128,13 +128,6 @@ def _interruptible() -> Iterator[None]:
         raise KeyboardInterrupt
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _note_refused(name: str, refused: Sequence[Mapping[str, str]]) -> None:
-    for told in refused[:LISTED]:
-        note(f"{name}: {told['name']} is not in: {told['why']}")
-    if len(refused) > LISTED:
-        note(f"{name}: and {len(refused) - LISTED} more; nodectl users list --unconfirmed has them all")
 
 
 def _differences(answer: Mapping[str, Any]) -> Iterator[Row]:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import psutil
 import pytest
@@ -16,7 +16,6 @@ from twisted.trial.unittest import TestCase
 
 from drivers.install.releases import XRAY
 from drivers.process.executable import Installation
-from node.aio import Aio
 from node.contract.driver import Host
 from node.logs import LogRing
 from scripts.staging.sing_box import BUILDS, find_sing_box
@@ -37,7 +36,7 @@ from protos.service_pb2 import BackendType
 
 for name, executable, text in json.load(sys.stdin):
     settings = {f"{name}_EXECUTABLE_PATH": executable}
-    host = Host(reactor, None, LogRing(reactor, 10), pathlib.Path(sys.argv[1]), settings)
+    host = Host(reactor, LogRing(reactor, 10), pathlib.Path(sys.argv[1]), settings)
     driver = REGISTRY[BackendType.Value(name)].load(host)
     reactor.callWhenRunning(lambda driver=driver, text=text: ensureDeferred(driver.prepare(text, frozenset())))
 reactor.run()
@@ -73,9 +72,7 @@ class VersionTests(TestCase):
         path.write_text("#!/bin/sh\necho a warning >&2\necho Xray 26.3.27 and more\n")
         path.chmod(0o755)
         settings = {"XRAY_EXECUTABLE_PATH": str(path)}
-        found = await Installation(
-            Host(reactor, cast(Aio, None), LogRing(reactor, 10), directory, settings), XRAY
-        ).current()
+        found = await Installation(Host(reactor, LogRing(reactor, 10), directory, settings), XRAY).current()
         self.assertEqual((found.version, found.number), ("26.3.27", (26, 3, 27)))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from twisted.internet import reactor as installed
 from twisted.trial.unittest import TestCase
@@ -54,7 +53,7 @@ class VerdictTests(TestCase):
         core = Path(temporary.name) / "core"
         core.write_text(f"#!/bin/sh\n[ \"$1\" = version ] && echo '{name}' && exit 0\n{script}\n")
         core.chmod(0o755)
-        host = Host(reactor, mock.Mock(), LogRing(reactor, 10), Path(temporary.name), {setting: str(core)})
+        host = Host(reactor, LogRing(reactor, 10), Path(temporary.name), {setting: str(core)})
         made: Driver = kind(host)
         return made
 

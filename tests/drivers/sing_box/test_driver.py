@@ -13,7 +13,6 @@ from unittest import mock
 import pytest
 from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorFromThreads
 from twisted.trial.unittest import TestCase
 
 from drivers.channel import ApiFailed
@@ -24,7 +23,6 @@ from drivers.sing_box.driver import SingBox
 from drivers.sing_box.fronts import Pair
 from drivers.sing_box.generation import SingBoxGeneration
 from drivers.sing_box.live import LiveUsers, carried
-from node.aio import Aio
 from node.backend.roster import Roster
 from node.contract.accounts import Accounts, Change
 from node.contract.driver import Host
@@ -47,11 +45,8 @@ class DriverTests(TestCase):
     async def setUp(self) -> None:  # type: ignore[override]
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
-        aio = Aio(IReactorFromThreads(reactor))
-        aio.startService()
-        self.addCleanup(aio.stopService)
         path = {"SING_BOX_EXECUTABLE_PATH": str(find_sing_box(next(iter(BUILDS))))}
-        self.driver = SingBox(Host(reactor, aio, LogRing(reactor, 1000), Path(temporary.name), path))
+        self.driver = SingBox(Host(reactor, LogRing(reactor, 1000), Path(temporary.name), path))
         self.door, other = Door(shadowsocks_2022()), Door(VLESS)
         self.plan = plan = await self.driver.prepare(config(self.door.inbounds + other.inbounds), frozenset())
         await plan.check({tag: {} for tag in plan.tags})

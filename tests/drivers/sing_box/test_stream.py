@@ -8,14 +8,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
-import grpc.aio
+from twisted.internet.task import deferLater
 
 from drivers.sing_box.api import DAEMON, Api
 from drivers.sing_box.config import Endpoint
 from drivers.sing_box.fronts import Fronts
 from drivers.sing_box.tally import CLOSED
 from protos.sing_box_pb2 import Connection, ConnectionEvent, ConnectionEvents, Status, Subscription
+from scripts.staging import background
 from scripts.staging.ports import free_port
+from tests.harness.rpc_server import Loop, serving
 
 # Ended connections that the core lists, and what each carries.
 REMEMBERED, EACH = 300, 100
@@ -63,43 +65,41 @@ def _event(id: str, type: int) -> ConnectionEvent:
     return ConnectionEvent(id=id, type=type, connection=connection)
 
 
-def with_daemon(told: int, scenario: Callable[[Daemon, Api], Awaitable[None]]) -> None:
-    async def main() -> None:
-        daemon, port = Daemon(told), free_port()
-        streams = {"SubscribeConnections": daemon.connections, "SubscribeStatus": daemon.status}
-        handlers = {
-            name: grpc.unary_stream_rpc_method_handler(
-                handler,
-                request_deserializer=Subscription.FromString,
-                response_serializer=lambda message: message.SerializeToString(),
-            )
-            for name, handler in streams.items()
-        }
-        server = grpc.aio.server()
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(DAEMON.strip("/"), handlers),))
-        server.add_insecure_port(f"127.0.0.1:{port}")
-        await server.start()
-        api = Api(Endpoint(port, "secret"), [], Fronts({}))
+def with_daemon(told: int, scenario: Callable[[Daemon, Api, Loop], Awaitable[None]]) -> None:
+    daemon, port = Daemon(told), free_port()
+    streams = {"SubscribeConnections": daemon.connections, "SubscribeStatus": daemon.status}
+    handlers = {
+        name: grpc.unary_stream_rpc_method_handler(
+            handler,
+            request_deserializer=Subscription.FromString,
+            response_serializer=lambda message: message.SerializeToString(),
+        )
+        for name, handler in streams.items()
+    }
+
+    async def main(loop: Loop) -> None:
+        api = Api(background.reactor, Endpoint(port, "secret"), [], Fronts({}))
         try:
             await api.begin()
-            await scenario(daemon, api)
+            await scenario(daemon, api, loop)
         finally:
             await api.close()
-            await server.stop(None)
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    with serving(f"127.0.0.1:{port}", DAEMON, handlers) as loop:
+        background.run(lambda: main(loop))
 
 
 def test_what_the_stream_leaves_out_is_in_the_lists() -> None:
     """Far more connections end than the core remembers: they are listed before it forgets them."""
 
-    async def scenario(daemon: Daemon, api: Api) -> None:
+    async def scenario(daemon: Daemon, api: Api, loop: Loop) -> None:
         for _ in range(10):
             lists = daemon.lists
-            daemon.end(250)
-            async with asyncio.timeout(5):
-                while daemon.lists == lists:
-                    await asyncio.sleep(0.01)
+            loop.call(lambda: daemon.end(250))
+            deadline = background.reactor.seconds() + 5
+            while daemon.lists == lists:
+                assert background.reactor.seconds() < deadline
+                await deferLater(background.reactor, 0.01)
         counters, lacking = await api.counters()
         assert (counters[USER], lacking) == (EACH * daemon.count, 0)
 
@@ -109,8 +109,8 @@ def test_what_the_stream_leaves_out_is_in_the_lists() -> None:
 def test_what_is_in_no_list_is_told() -> None:
     """More end at once than the core remembers: what the counters lack is known."""
 
-    async def scenario(daemon: Daemon, api: Api) -> None:
-        daemon.end(REMEMBERED + 70)
+    async def scenario(daemon: Daemon, api: Api, loop: Loop) -> None:
+        loop.call(lambda: daemon.end(REMEMBERED + 70))
         counters, lacking = await api.counters()
         assert (counters[USER], lacking) == (EACH * REMEMBERED, EACH * 70)
 

@@ -123,7 +123,7 @@ def test_what_operators_are_told(
 @pytest.mark.parametrize(("beside", "is_whole"), [("README.md", True), ("fresh.dat", True), ("secrets", False)])
 def test_the_directory_of_an_installation(tmp_path: Path, beside: str, is_whole: bool) -> None:
     """It may be read as a whole if nothing else is there: what takes a list's place can then be read, too."""
-    host = Host(mock.Mock(), mock.Mock(), mock.Mock(), tmp_path / "run", {})
+    host = Host(mock.Mock(), mock.Mock(), tmp_path / "run", {})
     for name in ("xray", "geoip.dat", beside):
         (tmp_path / name).touch()
     found = executable.installation(host).assets(tmp_path / "xray")

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import grpc
 import pytest
 from google.protobuf.message import Message
 
 from drivers.channel import ApiFailed, Channel
+from drivers.http2.stream import Status
 from drivers.xray.router import Router
 from protos import xray_pb2
 from protos.xray_pb2 import RouterConfig, RoutingRule
@@ -40,7 +40,7 @@ class Core:
                 self._do(request)
             elif self.when == "late":
                 self._late.append(request)
-            raise ApiFailed("no answer", grpc.StatusCode.DEADLINE_EXCEEDED)
+            raise ApiFailed("no answer", Status.DEADLINE_EXCEEDED)
         try:
             self._do(request)
         finally:
@@ -51,7 +51,7 @@ class Core:
         if isinstance(request, xray_pb2.AddRuleRequest):
             [rule] = RouterConfig.FromString(request.config.value).rule
             if rule.rule_tag in self.tags:
-                raise ApiFailed("duplicate ruleTag", grpc.StatusCode.UNKNOWN)
+                raise ApiFailed("duplicate ruleTag", 2)
             self.tags.append(rule.rule_tag)
         elif isinstance(request, xray_pb2.RemoveRuleRequest):
             self.tags = [tag for tag in self.tags if tag != request.rule_tag]

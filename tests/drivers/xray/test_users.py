@@ -65,7 +65,7 @@ class FakeConnections:
 def made(core: FakeCore, *accounts: bytes) -> tuple[Users, FakeConnections]:
     base = xray_pb2.Config(inbound=[xray_pb2.InboundHandlerConfig(tag=TAG)])
     plan: Any = SimpleNamespace(base=base, inbounds={TAG: Inbound(TAG, "vless")}, handler=lambda _, accounts: accounts)
-    host: Any = SimpleNamespace(reactor=None, aio=SimpleNamespace(run=lambda work: work))
+    host: Any = SimpleNamespace(reactor=None)
     connections: Any = FakeConnections()
     api: Any = core
     listeners: Any = SimpleNamespace(shared=False, drains=False)

@@ -245,7 +245,7 @@ class Nobody:
 
 
 def running(core: Peers) -> Users:
-    host: Any = SimpleNamespace(reactor=None, aio=SimpleNamespace(run=lambda work: work))
+    host: Any = SimpleNamespace(reactor=None)
     api: Any = core
     nobody: Any = Nobody()
     listeners: Any = SimpleNamespace(shared=False, drains=False)

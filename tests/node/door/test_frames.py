@@ -9,7 +9,8 @@ from hyperframe.frame import GoAwayFrame
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.door.frames import PREFACE, Code, Frame, Frames, goaway
+from node.door.frames import Frame, Frames, goaway
+from node.http2 import PREFACE, Code
 
 
 def packed(frame: Frame, payload: bytes) -> bytes:

@@ -9,8 +9,9 @@ from hpack import Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.door.frames import END_HEADERS, PRIORITY, Frame, Kind
+from node.door.frames import Frame
 from node.door.headings import BadHeadings, Headings
+from node.http2 import END_HEADERS, PRIORITY, Kind
 
 Field = tuple[bytes, bytes]
 CALL: list[Field] = [(b":method", b"POST"), (b":scheme", b"https"), (b":path", b"/x/Y"), (b":authority", b"node")]

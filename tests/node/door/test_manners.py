@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.door import manners
-from node.door.frames import ACK, END_HEADERS, END_STREAM, PADDED, PREFACE, Code, Frame, Kind
+from node.door.frames import Frame
 from node.door.manners import BLOCK, CONTINUATIONS, Manners, Unmannerly
+from node.http2 import ACK, END_HEADERS, END_STREAM, PADDED, PREFACE, Code, Kind
 from tests.node.door.test_frames import cuts, packed, pieces
 
 # HPACK's `:method: GET`, which one byte stands for.

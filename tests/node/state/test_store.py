@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,6 +47,13 @@ def reopened(file: Path) -> Saved:
         return database.load()
     finally:
         database.close()
+
+
+def reopened_copy(file: Path) -> Saved:
+    """What a node would find now, while another one has the file."""
+    saved = Database(file).peek()
+    assert saved is not None
+    return saved
 
 
 def written(file: Path, *changes: Changes) -> Saved:
@@ -113,6 +121,32 @@ def test_everything_anew(file: Path) -> None:
     """A file that missed changes gets all there is, and nothing else."""
     first = Changes(request=b"r", users={"a": b"A"}, rows=rows(ROW))
     assert written(file, first, Changes(clean=True, users={"b": b"B"})) == Saved(users=(b"B",))
+
+
+def test_staged_users(file: Path) -> None:
+    """They are nobody's until they take the place of all others, in their order, and can be changed from then on."""
+    database = Database(file)
+    database.write(Changes(request=b"r", users={"a": b"A"}))
+    database.stage({"x": b"X"})
+    many = {f"{number}.user": str(number).encode() for number in range(1000)}
+    database.stage(many)
+    assert database.load().users == (b"A",)
+    database.write(Changes(request=b"s", clean_users=True, staged=True, users={"0.user": None, "1.user": b"one"}))
+    database.write(Changes(users={"b": b"B"}))
+    database.close()
+    assert reopened(file) == Saved(b"s", None, (*list(many.values())[2:], b"one", b"B"))
+
+
+def test_staged_users_of_a_node_that_was_killed(file: Path) -> None:
+    """Nothing is left of them, as of those of a Start that failed."""
+    database = Database(file)
+    for staged in ({"a": b"A"}, {}):
+        database.stage(staged)
+    database.stage({"b": b"B"})
+    database.close()
+    assert reopened(file) == Saved()
+    with closing(sqlite3.connect(file)) as connection:
+        assert not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'staged'").fetchone()
 
 
 people = st.dictionaries(st.sampled_from("abcdef"), st.binary(min_size=1, max_size=2))
@@ -243,6 +277,12 @@ class FailingDatabase(Database):
     """Fails as often as it is told to."""
 
     faults: list[Exception]
+    unstageable: Sequence[Exception] = ()
+
+    def stage(self, users: Mapping[str, bytes]) -> None:
+        if self.unstageable:
+            raise self.unstageable[0]
+        super().stage(users)
 
     def write(self, changes: Changes) -> None:
         self.written = [*getattr(self, "written", []), changes]
@@ -304,6 +344,64 @@ class StoreTests(TestCase):
         over = True
         await self.flush()
         self.assertEqual(len(reopened(self.file).users), 2)
+
+    async def test_staged_users_are_all_there_are(self) -> None:
+        """They are written once; the transaction that needs them has nobody in it."""
+        self.store.users({"a": b"A"})
+        self.store.stage({"c": b"C", "b": b"B"})
+        await self.flush()
+        self.assertEqual(reopened_copy(self.file).users, (b"A",))
+        self.store.accept(b"r")
+        self.store.users({"c": b"C", "b": b"B"}, clean=True)
+        self.store.users({"d": b"D"})
+        await self.flush()
+        self.assertEqual(reopened(self.file).users, (b"C", b"B", b"D"))
+        self.assertEqual([[*changes.users] for changes in self.database.written], [["a"], ["d"]])
+
+    async def test_users_who_changed_since_they_were_staged(self) -> None:
+        """Others, or the same in another order, are written anew; nobody stays who is not among them."""
+        for users in ({"b": b"B", "c": b"C"}, {"c": b"C"}, {"b": b"B", "c": b"other"}):
+            self.store.stage({"c": b"C", "b": b"B"})
+            self.store.users(users, clean=True)
+            await self.flush()
+            self.assertEqual(reopened_copy(self.file).users, tuple(users.values()))
+
+    async def test_staged_users_who_are_not_wanted(self) -> None:
+        """A Start that failed leaves those who were there, and nothing of its own."""
+        self.store.users({"a": b"A"})
+        self.store.stage({"b": b"B"})
+        self.store.stage({})
+        self.store.users({"c": b"C"}, clean=True)
+        await self.flush()
+        self.assertEqual(reopened(self.file).users, (b"C",))
+
+    async def test_staging_before_what_was_staged_is_in_force(self) -> None:
+        """Two backends in one turn: each transaction has the users of its own."""
+        self.store.stage({"a": b"A"})
+        self.store.users({"a": b"A"}, clean=True)
+        self.store.stage({"b": b"B"})
+        await self.flush()
+        self.assertEqual(reopened_copy(self.file).users, (b"A",))
+        self.store.users({"b": b"B"}, clean=True)
+        await self.flush()
+        self.assertEqual(reopened(self.file).users, (b"B",))
+
+    async def test_a_disk_that_is_full_when_users_are_staged(self) -> None:
+        """It is said once, as of any other write, and everything is written when there is room."""
+        self.store.everything = lambda: Changes(request=b"all", users={"b": b"B"})
+        self.database.unstageable = [Unwritable("database or disk is full")]
+        self.database.faults = [Unwritable("database or disk is full")]
+        with capturedLogs() as events:
+            self.store.users({"a": b"A"})
+            self.store.stage({"b": b"B"})
+            while not self.store.warnings:
+                await turn()
+            self.store.users({"b": b"B"}, clean=True)
+            await self.flush()
+        self.assertEqual(["NOT ON DISK" in str(event["log_format"]) for event in events], [True])
+        while self.store.warnings:
+            await turn()
+        self.assertEqual(reopened(self.file), Saved(b"all", None, (b"B",)))
 
     async def test_many_changes_of_a_user_are_the_last(self) -> None:
         """In one transaction or in several, the newest word counts."""

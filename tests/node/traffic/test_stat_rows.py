@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
-import grpc.aio
+import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +16,8 @@ from node.traffic.reply import packed
 from protos import xray_pb2
 from protos.columns_pb2 import Stats
 from protos.service_pb2 import StatResponse
+from scripts.staging import background
+from tests.harness.rpc_server import serving
 
 names, values = st.text(max_size=20) | st.text(min_size=100, max_size=200), st.integers(0, 2**63 - 1)
 rows_of_users = st.lists(st.builds(Row, st.just(Scope.USER), names, values, values), max_size=20)
@@ -58,24 +59,19 @@ def test_a_large_reply_is_whole(count: int, tmp_path: Path) -> None:
     reply = xray_pb2.QueryStatsResponse()
     for name, value in counters.items():
         reply.stat.add(name=name, value=value)
-    assert asyncio.run(_asked(tmp_path / "api.sock", reply.SerializeToString())) == counters
-
-
-async def _asked(socket: Path, reply: bytes) -> dict[str, int]:
-    """What the node makes of this reply of a core."""
 
     async def answer(_: bytes, __: object) -> bytes:
-        return reply
+        return reply.SerializeToString()
 
-    server = grpc.aio.server()
     handlers = {"QueryStats": grpc.unary_unary_rpc_method_handler(answer)}
-    service = api.STATS.strip("/")
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
-    server.add_insecure_port(f"unix:{socket}")
-    await server.start()
-    asking = api.Api(str(socket))
+    with serving(f"unix:{tmp_path}/api.sock", api.STATS, handlers):
+        assert background.run(lambda: _asked(tmp_path / "api.sock")) == counters
+
+
+async def _asked(socket: Path) -> dict[str, int]:
+    """What the node makes of the reply of a core."""
+    asking = api.Api(background.reactor, str(socket))
     try:
         return await asking.counters()
     finally:
         await asking.close()
-        await server.stop(0)

@@ -1,0 +1,204 @@
+"""One connection to a core's API: its streams, and how much may be sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.protocol import Protocol, connectionDone
+from twisted.python.failure import Failure
+
+from drivers.http2 import fields
+from drivers.http2.fields import BadFields
+from drivers.http2.frames import BadFrame, Frame, Frames, Setting, number, pairs, plain, settings
+from drivers.http2.stream import End, Status, Stream, end_of, framed
+from node.http2 import ACK, END_HEADERS, END_STREAM, PREFACE, STREAM, Code, Kind, frame, reset, window_update
+
+# What RFC 9113 says of windows and frames before anything is set.
+_WINDOW, _FRAME = 65_535, 16_384
+# We take whatever the core sends: it is ours. Bytes after which it is told that it may send as many more.
+OPEN = 2**31 - 1
+TOLD = 2**28
+# A client's streams have odd numbers.
+_FIRST, _STEP = 1, 2
+LOST = "the core closed the connection to its API"
+_SETTINGS = {Setting.HEADER_TABLE_SIZE: 0, Setting.ENABLE_PUSH: 0, Setting.INITIAL_WINDOW_SIZE: OPEN}
+
+
+class Connection(Protocol):
+    """`usable`: calls may begin here."""
+
+    transport: Any
+
+    def __init__(self) -> None:
+        self._streams: dict[int, Stream] = {}
+        self._frames = Frames()
+        self._next = _FIRST
+        # Bytes that the core takes on the whole connection, at first on a stream, and in one frame.
+        self._window = self._first = _WINDOW
+        self._largest = _FRAME
+        self._unsent: list[Stream] = []
+        self._taken = 0
+        # Of a block that goes on in the next frame: the frame that began it, and what there is.
+        self._headers: Frame | None = None
+        self._touched: list[Stream] = []
+        self.usable = False
+
+    def connectionMade(self) -> None:
+        self.usable = True
+        self.transport.write(PREFACE + settings(_SETTINGS) + window_update(0, OPEN - _WINDOW))
+
+    def open(self, head: bytes, message: bytes) -> Stream:
+        """Begin a call of one message. `head` is the block of its headers."""
+        stream = Stream(self._next, self._first, self._left)
+        self._next += _STEP
+        self.usable = self._next <= STREAM
+        self._streams[stream.number] = stream
+        begin = frame(Kind.HEADERS, END_HEADERS, stream.number, head)
+        body = framed(message)
+        if len(body) <= min(self._window, stream.window, self._largest) and not self._unsent:
+            self._window -= len(body)
+            self.transport.write(begin + frame(Kind.DATA, END_STREAM, stream.number, body))
+        else:
+            self.transport.write(begin)
+            stream.unsent = body
+            self._unsent.append(stream)
+            self._pump()
+        return stream
+
+    def close(self, end: End) -> None:
+        """Calls under way end so."""
+        self.usable = False
+        self.transport.abortConnection()
+        self._fail(end)
+
+    def dataReceived(self, data: bytes) -> None:
+        try:
+            for one in self._frames.feed(data):
+                self._take(one)
+        except (BadFrame, BadFields) as error:
+            self.close(End(Status.UNAVAILABLE, f"the core breaks HTTP/2: {error}"))
+            return
+        touched, self._touched = self._touched, []
+        for stream in touched:
+            stream.wake()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self.usable = False
+        self._fail(End(Status.UNAVAILABLE, LOST))
+
+    def _fail(self, end: End) -> None:
+        streams, self._streams, self._unsent = [*self._streams.values()], {}, []
+        for stream in streams:
+            stream.ended(end)
+            stream.wake()
+
+    def _left(self, stream: Stream) -> None:
+        """Nobody waits for this call any more."""
+        if self._gone(stream.number) and self.transport.connected:
+            self.transport.write(reset(stream.number, Code.CANCEL))
+
+    def _gone(self, number: int) -> Stream | None:
+        stream = self._streams.pop(number, None)
+        if stream is not None and stream.unsent:
+            self._unsent.remove(stream)
+        if not (self.usable or self._streams):
+            self.transport.loseConnection()
+        return stream
+
+    # What the core says
+
+    def _take(self, one: Frame) -> None:
+        if self._headers is not None and one.kind != Kind.CONTINUATION:
+            raise BadFrame("headers that another frame interrupts")
+        match one.kind:
+            case Kind.DATA:
+                self._take_data(one)
+            case Kind.HEADERS:
+                self._take_headers(one._replace(payload=plain(one)))
+            case Kind.CONTINUATION if self._headers is not None:
+                begun = self._headers
+                flags = begun.flags | one.flags & END_HEADERS
+                self._take_headers(begun._replace(flags=flags, payload=begun.payload + one.payload))
+            case Kind.RST_STREAM:
+                self._end(one.stream, End(Status.UNAVAILABLE, f"the core broke the call off ({number(one.payload)})"))
+            case Kind.SETTINGS if not one.flags & ACK:
+                self._set(one.payload)
+            case Kind.PING if not one.flags & ACK:
+                self.transport.write(frame(Kind.PING, ACK, 0, one.payload))
+            case Kind.GOAWAY:
+                self._wind_up(number(one.payload) & STREAM)
+            case Kind.WINDOW_UPDATE:
+                self._widen(one.stream, number(one.payload) & STREAM)
+
+    def _take_data(self, one: Frame) -> None:
+        self._taken = self._told(0, self._taken + len(one.payload))
+        stream = self._streams.get(one.stream)
+        if stream is None:
+            return  # It was given up.
+        stream.taken = self._told(one.stream, stream.taken + len(one.payload))
+        stream.received(plain(one))
+        self._touched.append(stream)
+        if stream.end is not None:
+            self._gone(one.stream)
+        elif one.flags & END_STREAM:
+            self._end(one.stream, end_of({}))
+
+    def _told(self, stream: int, taken: int) -> int:
+        """Bytes that it does not know of yet that they were taken."""
+        if taken < TOLD:
+            return taken
+        self.transport.write(window_update(stream, taken))
+        return 0
+
+    def _take_headers(self, one: Frame) -> None:
+        if not one.flags & END_HEADERS:
+            self._headers = one
+            return
+        self._headers = None
+        if one.flags & END_STREAM:
+            self._end(one.stream, end_of(fields.reply(one.payload)))
+        elif (http := fields.reply(one.payload).get(":status")) != "200":
+            self._end(one.stream, end_of({":status": http or ""}))
+
+    def _end(self, number: int, end: End) -> None:
+        stream = self._gone(number)
+        if stream is not None:
+            stream.ended(end)
+            self._touched.append(stream)
+
+    def _set(self, payload: bytes) -> None:
+        for name, value in pairs(payload):
+            if name == Setting.INITIAL_WINDOW_SIZE:
+                for stream in self._streams.values():
+                    stream.window += value - self._first
+                self._first = value
+            elif name == Setting.MAX_FRAME_SIZE:
+                self._largest = value
+        self.transport.write(frame(Kind.SETTINGS, ACK, 0))
+        self._pump()
+
+    def _wind_up(self, last: int) -> None:
+        """Calls up to this one go on; others may be made elsewhere."""
+        self.usable = False
+        for later in [stream for stream in self._streams if stream > last]:
+            self._end(later, End(Status.UNAVAILABLE, LOST))
+        if not self._streams:
+            self.transport.loseConnection()
+
+    def _widen(self, number: int, more: int) -> None:
+        if number == 0:
+            self._window += more
+        elif (stream := self._streams.get(number)) is not None:
+            stream.window += more
+        self._pump()
+
+    def _pump(self) -> None:
+        """Send what there is room for."""
+        for stream in tuple(self._unsent):
+            while stream.unsent and (room := min(self._window, stream.window, self._largest)) > 0:
+                part, stream.unsent = stream.unsent[:room], stream.unsent[room:]
+                self._window -= len(part)
+                stream.window -= len(part)
+                self.transport.write(frame(Kind.DATA, 0 if stream.unsent else END_STREAM, stream.number, part))
+            if not stream.unsent:
+                self._unsent.remove(stream)

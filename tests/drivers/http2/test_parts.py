@@ -1,0 +1,107 @@
+"""Frames, header blocks and messages, wherever what brings them is cut."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+
+import pytest
+from hpack import Encoder
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drivers.http2 import fields
+from drivers.http2.frames import BadFrame, Frame, Frames, number, pairs, plain
+from drivers.http2.stream import End, Status, Stream, end_of, framed
+from node.http2 import END_STREAM, PADDED, PRIORITY, Kind, frame
+
+kinds = st.sampled_from([*Kind])
+frames = st.lists(st.builds(Frame, kinds, st.integers(0, 255), st.integers(0, 2**31 - 1), st.binary(max_size=300)))
+messages = st.lists(st.binary(max_size=300), max_size=10)
+cuts = st.lists(st.integers(0, 3000), max_size=8)
+
+
+def pieces(data: bytes, at: list[int]) -> list[bytes]:
+    places = [0, *sorted(min(place, len(data)) for place in at), len(data)]
+    return [data[begin:end] for begin, end in itertools.pairwise(places)]
+
+
+@given(frames, cuts)
+def test_frames_wherever_they_are_cut(sent: list[Frame], at: list[int]) -> None:
+    data = b"".join(frame(Kind(one.kind), one.flags, one.stream, one.payload) for one in sent)
+    reader = Frames()
+    assert [found for piece in pieces(data, at) for found in reader.feed(piece)] == sent
+
+
+@given(messages, cuts)
+def test_messages_wherever_they_are_cut(sent: list[bytes], at: list[int]) -> None:
+    stream = Stream(1, 0, lambda _: None)
+    for piece in pieces(b"".join(map(framed, sent)), at):
+        stream.received(piece)
+    assert [*stream.messages] == sent and stream.end is None
+
+
+def test_a_message_that_is_compressed() -> None:
+    stream = Stream(1, 0, lambda _: None)
+    stream.received(b"\1\0\0\0\1x")
+    assert stream.end is not None and stream.end.status == Status.INTERNAL and not stream.messages
+
+
+@given(st.binary(max_size=50), st.integers(0, 255), st.booleans())
+def test_what_stands_around_a_payload(payload: bytes, padding: int, priority: bool) -> None:
+    first = bytes(5) if priority else b""
+    whole = bytes([padding]) + first + payload + bytes(padding)
+    flags = PADDED | (PRIORITY if priority else 0) | END_STREAM
+    assert plain(Frame(Kind.HEADERS, flags, 1, whole)) == payload
+
+
+@given(st.binary(max_size=20), st.integers(0, 255))
+def test_frames_that_contradict_themselves(payload: bytes, flags: int) -> None:
+    """Nothing but bytes or `BadFrame` comes of any."""
+    for kind in Kind:
+        for read in (plain, lambda one: number(one.payload), lambda one: list(pairs(one.payload))):
+            with contextlib.suppress(BadFrame):
+                read(Frame(kind, flags, 1, payload))
+
+
+@pytest.mark.parametrize("payload", [b"", b"\0\1"])
+def test_frames_that_are_too_short(payload: bytes) -> None:
+    with pytest.raises(BadFrame):
+        number(payload)
+
+
+def test_settings_that_are_cut_off() -> None:
+    with pytest.raises(BadFrame):
+        list(pairs(b"\0\1\0"))
+
+
+def test_headers_stand_for_themselves() -> None:
+    """No block needs another one, on either side."""
+    block = fields.request("/core.Core/Call", (("authorization", "Bearer x"),))
+    for _ in range(2):
+        read = fields.reply(block)
+        assert (read[":path"], read["authorization"], read["te"]) == ("/core.Core/Call", "Bearer x", "trailers")
+    encoder = Encoder()
+    encoder.header_table_size = 0
+    for value in ("0", "5", "5"):
+        assert fields.reply(encoder.encode([("grpc-status", value)])) == {"grpc-status": value}
+
+
+@pytest.mark.parametrize("block", [b"\xbe", b"\xff\xff\xff\xff\xff\xff", b"\x40"])
+def test_headers_that_cannot_be_read(block: bytes) -> None:
+    """What is in a table that the core was told not to keep is one of them."""
+    with pytest.raises(fields.BadFields):
+        fields.reply(block)
+
+
+@pytest.mark.parametrize(
+    ("trailers", "end"),
+    [
+        ({"grpc-status": "0"}, End(0)),
+        ({"grpc-status": "5", "grpc-message": "no %E2%80%98user%E2%80%99"}, End(5, "no ‘user’")),
+        ({"grpc-status": "x"}, End(Status.UNAVAILABLE, "the core answered without a status of gRPC's (HTTP 200)")),
+        ({":status": "502"}, End(Status.UNAVAILABLE, "the core answered without a status of gRPC's (HTTP 502)")),
+    ],
+)
+def test_ends(trailers: dict[str, str], end: End) -> None:
+    assert end_of(trailers) == end
