@@ -130,7 +130,7 @@ class Manners:
                 self._sent_block = not flags & END_HEADERS
             if kind == Kind.RST_STREAM or (flags & END_STREAM and kind in (Kind.DATA, Kind.HEADERS)):
                 self.close(frame.stream)
-            elif kind == Kind.HEADERS:
+            elif kind == Kind.HEADERS and frame.stream in self.open:
                 self.begun.add(frame.stream)
             # Clients measure the line by a PING whenever something comes, and answer ours.
             if kind in (Kind.DATA, Kind.HEADERS) or (kind == Kind.PING and not flags & ACK):
