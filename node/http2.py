@@ -49,3 +49,8 @@ def frame(kind: Kind, flags: int, stream: int, payload: bytes = b"") -> bytes:
 def reset(stream: int, code: Code) -> bytes:
     """The frame that ends a stream."""
     return frame(Kind.RST_STREAM, 0, stream, struct.pack(">L", code))
+
+
+def window_update(stream: int, more: int) -> bytes:
+    """The frame that lets the other side send so many bytes more: of the connection, which is stream 0, or of one."""
+    return frame(Kind.WINDOW_UPDATE, 0, stream, struct.pack(">L", more))

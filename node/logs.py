@@ -14,13 +14,14 @@ from itertools import accumulate
 from typing import Any, ClassVar, Protocol
 
 import twisted.logger
-from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
+
+from node.waiting import Waiters
 
 # A new reader is given this many of the newest lines before the live ones.
 REPLAY = 200
 # Readers are woken at most this often, in seconds: with many readers each wake costs far more than a line.
-COALESCE = 0.05
+COALESCE = 0.015
 # The ring holds at most this many characters, however long its lines are.
 MAX_CHARACTERS = 16 * 1024 * 1024
 # One read brings at most so many lines, and at most so many characters unless the first line has more.
@@ -40,6 +41,7 @@ NODE_MARK = "[node] "
 TOO_SLOW = " lines were dropped: this reader is too slow"
 # What a core's line begins with that would look like one of the node's.
 CORE_MARK = "[core] "
+_FORGED = re.compile(r"\s*" + re.escape(NODE_MARK.rstrip()))
 
 # What moves the cursor, turns the direction of writing, or cannot be seen: whatever Python itself would not print but
 # spaces and characters that it does not know yet. A tab may stay.
@@ -52,9 +54,9 @@ _UNSEEN = re.compile(
 
 def printable(text: str) -> str:
     """The text on one line, and nothing in it that does something to those who look at it."""
-    if text.isascii():  # by far the quickest
-        return text.translate(_CONTROLS)
-    return text if text.isprintable() else _UNSEEN.sub(lambda match: repr(match[0])[1:-1], text)
+    if text.isprintable():  # as most are, and by far the quickest
+        return text
+    return text.translate(_CONTROLS) if text.isascii() else _UNSEEN.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 class Logger(twisted.logger.Logger):
@@ -94,20 +96,17 @@ class LogRing:
         self._first = 0
         self._next = 0
         self._characters = 0
-        self._waiting: list[Deferred[None]] = []
+        self._waiters = Waiters()
         self._wake_due = False
 
     def extend(self, lines: Iterable[str]) -> None:
         """Add lines of a core. None of them looks like one of the node's own."""
-        for line in map(printable, lines):
-            self._add(CORE_MARK + line if line.lstrip().startswith(NODE_MARK.rstrip()) else line)
-        self._added()
+        self._add([CORE_MARK + line if _FORGED.match(line) else line for line in map(printable, lines)])
 
     def event(self, text: str) -> None:
         """Add an event of the node's own, marked as such. What a core said in it may have several lines."""
-        for number, line in enumerate(text[:MAX_TEXT].split("\n")):
-            self._add(NODE_MARK + ("| " if number else "") + printable(line))
-        self._added()
+        lines = map(printable, text[:MAX_TEXT].split("\n"))
+        self._add([NODE_MARK + ("| " if number else "") + line for number, line in enumerate(lines)])
 
     def tail(self) -> int:
         """The cursor at which a new reader begins."""
@@ -144,30 +143,31 @@ class LogRing:
     async def follow(self, cursor: int) -> tuple[list[str], int]:
         """Like `read`, but waits until there is at least one line. Cancelling it is fine."""
         while not self.has(cursor):
-            waiter: Deferred[None] = Deferred()
-            self._waiting.append(waiter)
-            try:
-                await waiter
-            finally:
-                if waiter in self._waiting:
-                    self._waiting.remove(waiter)
+            await self._waiters.wait()
         return self.read(cursor)
 
     def _wake(self) -> None:
         self._wake_due = False
-        waiting, self._waiting = self._waiting, []
-        for waiter in waiting:
-            waiter.callback(None)
+        self._waiters.wake()
 
-    def _add(self, line: str) -> None:
-        if self._next - self._first == self._size:
-            self._drop()
-        if len(self._lines) < self._size:
-            self._lines.append(line)
-        else:
-            self._lines[self._next % self._size] = line
-        self._next += 1
-        self._characters += len(line)
+    def _add(self, lines: list[str]) -> None:
+        """Add these. Readers are woken soon, all together."""
+        for begin in range(0, len(lines), self._size):
+            self._put(lines[begin : begin + self._size])
+        if self._waiters and not self._wake_due:
+            self._wake_due = True
+            self._reactor.callLater(COALESCE, self._wake)
+
+    def _put(self, lines: list[str]) -> None:
+        """No more than the ring holds, in the place of the oldest."""
+        at = self._next % self._size
+        room = self._size - at
+        for begin, some in (at, lines[:room]), (0, lines[room:]):
+            end = begin + len(some)
+            self._characters += sum(map(len, some)) - sum(map(len, self._lines[begin:end]))
+            self._lines[begin:end] = some
+        self._next += len(lines)
+        self._first = max(self._first, self._next - self._size)
         while self._characters > MAX_CHARACTERS:
             self._drop()
 
@@ -176,9 +176,3 @@ class LogRing:
         self._characters -= len(self._lines[at])
         self._lines[at] = ""
         self._first += 1
-
-    def _added(self) -> None:
-        """Readers are woken soon, all together."""
-        if self._waiting and not self._wake_due:
-            self._wake_due = True
-            self._reactor.callLater(COALESCE, self._wake)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from node import uncollected  # first: see there
+
+# isort: split
 import os
 import resource
 import signal
@@ -56,6 +59,8 @@ from node.transport.rpc import RpcServer
 from node.transport.site import Limits as SiteLimits
 from node.transport.site import Site
 from node.watching import FileWatch
+
+uncollected.over()
 
 SETTINGS = all_settings(DRIVER_SETTINGS)
 BIND_SECONDS = 10.0

@@ -39,22 +39,44 @@ def fire(waiter: Deferred[T], outcome: T) -> None:
         waiter.callback(outcome)
 
 
+class Waiters:
+    """Those who wait for what happens again and again. Each may give up."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Deferred[None]] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    async def wait(self) -> None:
+        """Until the next `wake`."""
+        # Without a canceller: one that gives up because another is waked is waked all the same, which Twisted ignores.
+        waiter: Deferred[None] = Deferred()
+        self._waiting.append(waiter)
+        try:
+            await waiter
+        finally:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+
+    def wake(self) -> None:
+        """It has happened, for whoever waits now."""
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            waiter.callback(None)
+
+
 class Signal:
     """Fires once, for any number of waiters."""
 
     def __init__(self) -> None:
         self._fired = False
-        self._waiting: list[Deferred[None]] = []
+        self._waiters = Waiters()
 
     def fire(self) -> None:
         self._fired = True
-        waiting, self._waiting = self._waiting, []
-        for waiter in waiting:
-            waiter.callback(None)
+        self._waiters.wake()
 
     async def wait(self) -> None:
         if not self._fired:
-            # Without a canceller: a waiter that gave up is fired all the same, which Twisted ignores then.
-            waiter: Deferred[None] = Deferred()
-            self._waiting.append(waiter)
-            await waiter
+            await self._waiters.wait()

@@ -9,9 +9,9 @@ from twisted.python.failure import Failure
 
 from drivers.http2 import fields, frames
 from drivers.http2.fields import BadFields
-from drivers.http2.frames import BadFrame, Frame, Frames, Setting, number, pairs, plain, settings, window_update
+from drivers.http2.frames import BadFrame, Frame, Frames, Setting, number, pairs, plain, settings
 from drivers.http2.stream import End, Status, Stream, end_of, framed
-from node.http2 import ACK, END_HEADERS, END_STREAM, PREFACE, STREAM, Code, Kind, frame, reset
+from node.http2 import ACK, END_HEADERS, END_STREAM, PREFACE, STREAM, Code, Kind, frame, reset, window_update
 
 # What RFC 9113 says of windows before anything is set.
 _WINDOW = 65_535

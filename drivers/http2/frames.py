@@ -93,7 +93,3 @@ def number(payload: bytes) -> int:
     if len(payload) < _NUMBER.size:
         raise BadFrame("a frame that is too short")
     return int(_NUMBER.unpack_from(payload)[0])
-
-
-def window_update(stream: int, more: int) -> bytes:
-    return frame(Kind.WINDOW_UPDATE, 0, stream, _NUMBER.pack(more))

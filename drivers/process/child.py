@@ -28,6 +28,9 @@ TERM_SECONDS = 5.0
 # Bytes that wait for the node in each of a core's outputs, if the kernel lets us; what it gives by itself lasts for 200
 # connections, after which sing-box lets new ones wait and Xray drops lines.
 PIPE = 1024 * 1024
+# Bytes that are read at once, and seconds that what comes behind less than that is left to gather.
+READ = 8192
+GATHER = 0.005
 _USUAL_PIPE = 64 * 1024
 # What Go says, or Python, when the kernel gives them no more memory.
 _STARVED = re.compile(r"fatal error: .*(out of memory|cannot allocate memory)|MemoryError")
@@ -85,6 +88,9 @@ class CoreProcess(ProcessProtocol):
         self._panic: tuple[str, ...] = ()
         self._waiting: list[Deferred[Exit]] = []
         self._kill: IDelayedCall | None = None
+        # Outputs that are not read for a moment.
+        self._gathers = True
+        self._gathering: dict[int, IDelayedCall] = {}
         self.exit: Exit | None = None
         # Whether it said that it ended for want of memory; a long trace of it follows.
         self.starved = False
@@ -108,6 +114,20 @@ class CoreProcess(ProcessProtocol):
 
     def childDataReceived(self, childFD: int, data: bytes) -> None:  # noqa: N803
         self._take(self._splitters[childFD].feed(data))
+        if len(data) < READ and self._gathers:
+            # There is no more at the moment. A core writes each line by itself, and a turn of the reactor for each
+            # costs more than all that is done with it.
+            cast("Any", self.transport).pipes[childFD].pauseProducing()
+            self._gathering[childFD] = self._reactor.callLater(GATHER, self._read_on, childFD)
+
+    def childConnectionLost(self, childFD: int) -> None:  # noqa: N803
+        self._read_on(childFD)
+
+    def processExited(self, reason: Failure) -> None:
+        """What it has said last is read at once."""
+        self._gathers = False
+        for pipe in tuple(self._gathering):
+            self._read_on(pipe)
 
     def processEnded(self, reason: Failure) -> None:
         """The process is gone and its pipes are drained."""
@@ -154,6 +174,13 @@ class CoreProcess(ProcessProtocol):
                 self.transport.signalProcess(number.name.removeprefix("SIG"))
             except ProcessExitedAlready:
                 self.log.debug("{pid} was gone before {signal}", pid=self.pid, signal=number.name)
+
+    def _read_on(self, pipe: int) -> None:
+        call = self._gathering.pop(pipe, None)
+        if call is not None and call.active():
+            call.cancel()
+        if (reader := cast("Any", self.transport).pipes.get(pipe)) is not None:
+            reader.resumeProducing()
 
     def _take(self, lines: list[str]) -> None:
         self.starved = self.starved or any(map(_STARVED.match, lines))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def sweep(owner: Path) -> list[int]:
     Sockets that its cores had there are removed.
     """
     ours = mark(owner)
-    orphans = [process for process in psutil.process_iter() if _mark(process) == ours]
+    orphans = [process for process in _marked() if _mark(process) == ours]
     for orphan in orphans:
         with suppress(psutil.NoSuchProcess):
             orphan.kill()
@@ -45,6 +46,14 @@ def _runs(process: psutil.Process) -> bool:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+def _marked() -> Iterator[psutil.Process]:
+    """Those with any mark. Of the others no more is asked: there may be thousands."""
+    for pid in psutil.pids():
+        with suppress(OSError, psutil.Error):  # gone, or another user's: not ours
+            if MARK.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                yield psutil.Process(pid)
 
 
 def _mark(process: psutil.Process) -> str | None:

@@ -45,6 +45,8 @@ _STRANGER = re.compile(
 # The most characters of a target: SOCKS 4a takes 8,191, Hysteria 2,048.
 _TARGET = 8300
 _IPV4 = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}", re.ASCII)
+# Quickly found out: there are two colons with hardly anything between them.
+_MAYBE_IPV6 = re.compile(r":[\da-fA-F]{0,8}:", re.ASCII)
 _IPV6 = re.compile(r"(?:[\da-fA-F]{0,4}:[\da-fA-F]{0,4}){2,7}", re.ASCII)
 _NAMED_MASKS = {"quarter": (8, 16), "half": (16, 32), "full": (0, 0)}
 # Python makes no number of thousands of digits.
@@ -62,8 +64,6 @@ class Accepted(NamedTuple):
 
 def parse(line: str) -> Accepted | None:
     """What an access line says; None for every other line, and where the source is not known whole."""
-    if _EMAIL not in line:
-        return None
     # The last one: what stands before it is in part the user's to choose.
     head, _, email = line.rpartition(_EMAIL)
     match = _ACCEPTED.match(head)
@@ -90,13 +90,13 @@ class Records:
         # Lines that end up to here, and those that begin before there, are not believed.
         self._ends = self._begins = 0
 
-    def is_one(self, line: str) -> bool:
-        """Whether the line, which is the next one, is a whole record of the core's."""
+    def is_one(self, line: str, accepted: Accepted | None = None) -> bool:
+        """Whether the line, which is the next one, is a whole record of the core's; one that was parsed is not cut."""
         begin, self._at = self._at, self._at + len(line) + 1
         believed = begin >= self._begins and self._at > self._ends
         if _INVALID in line or (_REJECTED in line and not _STRANGER.fullmatch(line)):
             self._ends = self._at + _REFUSED
-        elif _is_cut(line):
+        elif accepted is None and _is_cut(line):
             self._begins = self._at + _TARGET
         return believed
 
@@ -249,7 +249,9 @@ class Mask:
         stamp = _STAMP.match(line)
         begin = stamp.end() if stamp else 0
         text = _IPV4.sub(lambda match: self._cover_ipv4(match.group()), line[begin:])
-        return line[:begin] + _IPV6.sub(lambda match: self._cover_ipv6(match.group()), text)
+        if _MAYBE_IPV6.search(text):
+            text = _IPV6.sub(lambda match: self._cover_ipv6(match.group()), text)
+        return line[:begin] + text
 
     def _cover_ipv4(self, address: str) -> str:
         if self.ipv4 == 0:

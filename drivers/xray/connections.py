@@ -83,7 +83,8 @@ class Connections:
 
     def take(self, line: str) -> None:
         """A line of the core, whatever it is about."""
-        believed, accepted = self._records.is_one(line), parse(line)
+        accepted = parse(line)
+        believed = self._records.is_one(line, accepted)
         if accepted is None:
             return
         tag = self._tag_of(accepted.detour)

@@ -24,6 +24,15 @@ class Frame(NamedTuple):
     stream: int
     length: int
 
+    @classmethod
+    def at(cls, data: bytes, at: int) -> Frame:
+        """The one whose header is there."""
+        high, low, kind, flags, stream = HEADER.unpack_from(data, at)
+        return cls(kind, flags, stream & STREAM, high << 16 | low)
+
+    def header(self) -> bytes:
+        return HEADER.pack(self.length >> 16, self.length & 0xFFFF, self.kind, self.flags, self.stream)
+
 
 class Frames:
     """Cuts one direction of a connection; `skip` bytes stand before the first frame.
@@ -58,10 +67,9 @@ class Frames:
         if at and self._inside is not None:
             self.rest = (self._inside, memoryview(data)[:at])
         while at + HEADER.size <= end:
-            high, low, kind, flags, stream = HEADER.unpack_from(data, at)
-            frame = Frame(kind, flags, stream & STREAM, high << 16 | low)
+            frame = Frame.at(data, at)
             start, begin, at = at, at + HEADER.size, at + HEADER.size + frame.length
-            self._inside = frame if kind in _LOOKED_INTO else None
+            self._inside = frame if frame.kind in _LOOKED_INTO else None
             if self._inside is not None:
                 self.payloads[len(found)] = memoryview(data)[begin:at]
             found.append(frame)

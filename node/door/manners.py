@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from node.door.bodies import Bodies, Messages
+from node.door.bundles import Bundles
 from node.door.frames import Frame, Frames
 from node.door.headings import BadHeadings, Headings
 from node.http2 import ACK, END_HEADERS, END_STREAM, PADDED, PREFACE, Code, Kind
@@ -59,6 +60,7 @@ class Manners:
         self.open: set[int] = set()
         self.begun: set[int] = set()
         self.messages = messages or Messages(Bodies())
+        self.bundles = Bundles(self.open)
         self.last = 0
         self.asked = False
         self._block: _Block | None = None
@@ -128,7 +130,7 @@ class Manners:
                 self._sent_block = not flags & END_HEADERS
             if kind == Kind.RST_STREAM or (flags & END_STREAM and kind in (Kind.DATA, Kind.HEADERS)):
                 self.close(frame.stream)
-            elif kind == Kind.HEADERS:
+            elif kind == Kind.HEADERS and frame.stream in self.open:
                 self.begun.add(frame.stream)
             # Clients measure the line by a PING whenever something comes, and answer ours.
             if kind in (Kind.DATA, Kind.HEADERS) or (kind == Kind.PING and not flags & ACK):
@@ -141,6 +143,7 @@ class Manners:
         self.open.discard(stream)
         self.begun.discard(stream)
         self.messages.over(stream)
+        self.bundles.over(stream)
 
     @property
     def interruptible(self) -> bool:

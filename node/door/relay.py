@@ -56,7 +56,6 @@ class Relay(Protocol):
         self._held: list[bytes] = []
         # Replies that the server has written and we have not: where they end in what it writes, and who waits.
         self._marks: deque[tuple[int, Deferred[bool]]] = deque()
-        self._passed = 0
         # Where in the connection's stream the last piece of a reply ends.
         self._end = 0
         self._asked_at: float | None = None
@@ -80,6 +79,7 @@ class Relay(Protocol):
             return
         self._look_after()
         self._look_for_room()
+        self._for_server += self._manners.bundles.give_back()
         if self._for_server and (gap := self._manners.gap) is not None:
             data, self._for_server = data[:gap] + self._for_server + data[gap:], b""
         if self._server is None:
@@ -104,8 +104,8 @@ class Relay(Protocol):
 
     def reply(self, data: bytes) -> None:
         """The server's bytes for the client."""
+        data = self._manners.bundles.feed(data)
         replies = self._manners.sent(data)
-        self._passed += len(data)
         self._look_after()
         self._write(data)
         if replies:
@@ -131,6 +131,11 @@ class Relay(Protocol):
     @property
     def address(self) -> str:
         return self.connection.address
+
+    @property
+    def _passed(self) -> int:
+        """Bytes of the server's that are written."""
+        return self._manners.bundles.passed
 
     def refused(self) -> None:
         """A request of theirs carries a wrong key, or none. After many nothing passes for a while, either way."""

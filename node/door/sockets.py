@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 from twisted.internet import tcp
 
 from node.sockets import Prompt
@@ -14,6 +16,13 @@ class Port(tcp.Port):
     """One port. Twisted's own accepts the more at a time the more come."""
 
     transport = Prompt
+
+    def createInternetSocket(self) -> socket.socket:
+        link: socket.socket = super().createInternetSocket()
+        # Its connections have it from here. Else what is written while the client has not acknowledged what was before
+        # waits for that, and clients wait some 40 ms before they do.
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return link
 
     @property
     def numberAccepts(self) -> int:

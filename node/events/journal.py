@@ -14,12 +14,12 @@ from bisect import bisect_right
 from collections.abc import Callable
 from typing import Protocol
 
-from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
 from node.events.kinds import Kind
 from node.logs import printable
 from node.state.events import Margins, Packed
+from node.waiting import Waiters
 from protos.service_pb2 import Event
 
 # Events that are kept, and their bytes: days of an ordinary node, minutes of one whose core ends again and again.
@@ -62,7 +62,7 @@ class Journal:
         self._ceiling = 0
         self._sure: float = 0 if keep else math.inf
         self._trouble = False
-        self._waiting: list[Deferred[None]] = []
+        self._waiters = Waiters()
         self._wake_due = False
 
     def tell(self, kind: Kind, text: str, **fields: object) -> None:
@@ -154,13 +154,7 @@ class Journal:
 
     async def arrival(self) -> None:
         """Wait until there may be more. Cancelling it is fine."""
-        waiter: Deferred[None] = Deferred()
-        self._waiting.append(waiter)
-        try:
-            await waiter
-        finally:
-            if waiter in self._waiting:
-                self._waiting.remove(waiter)
+        await self._waiters.wait()
 
     def _add(self, packed: Packed) -> None:
         self._events.append(packed)
@@ -175,15 +169,13 @@ class Journal:
         """Readers are woken soon, all together."""
         if self._trouble and self._last > self._sure:
             self.epoch, self._sure = uuid.uuid4().hex[:16], math.inf
-        if self._waiting and not self._wake_due:
+        if self._waiters and not self._wake_due:
             self._wake_due = True
             self._reactor.callLater(0, self._wake)
 
     def _wake(self) -> None:
         self._wake_due = False
-        waiting, self._waiting = self._waiting, []
-        for waiter in waiting:
-            waiter.callback(None)
+        self._waiters.wake()
 
 
 def _number(packed: Packed) -> int:

@@ -139,9 +139,8 @@ class Store:
         """
         # What is gathered may need those who were staged before.
         if self._again is None and not self._changes.staged and (users or self._staged):
-            staged = dict(users)
-            self._staged = staged or None
-            self._on_disk(self._database.stage, staged).addErrback(self._not_staged)
+            self._staged = dict(users) or None
+            self._put_aside(dict(users))
 
     def users(self, changed: Mapping[str, bytes | None], clean: bool = False) -> None:
         """These users changed, None for a user who is gone; with `clean` there are no others."""
@@ -150,6 +149,8 @@ class Store:
             self._changes.staged = staged is not None and _alike(staged, changed)
             self._changes.clean_users, self._changes.users = True, {} if self._changes.staged else dict(changed)
             changed = {}
+            if staged is not None and not self._changes.staged:
+                self._put_aside({})
         for key, packed in changed.items():
             self._changes.users.pop(key, None)
             self._changes.users[key] = packed
@@ -216,6 +217,9 @@ class Store:
         written, self._written, self._busy = self._written, None, False
         if written is not None:
             written.fire()
+
+    def _put_aside(self, users: Mapping[str, bytes]) -> None:
+        self._on_disk(self._database.stage, users).addErrback(self._not_staged)
 
     def _not_staged(self, failure: Failure) -> None:
         if self._again is None:

@@ -7,9 +7,10 @@ are put aside until the reply was delivered: delivered + aside + pending is what
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
+from itertools import islice, repeat
 
 from node.contract.accounts import key_of
 from node.contract.counters import _TRAFFIC, DIRECTIONS, Both, Reading, Row, Scope, _key, counter_name
@@ -17,6 +18,8 @@ from node.traffic.sums import Sums, columns
 from node.traffic.totals import Added, Totals
 
 UP, DOWN = DIRECTIONS
+# A row of its four values, without the step of Python's that `Row` and `Row._make` are.
+_row: Callable[[tuple[Scope, str, int, int]], Row] = partial(tuple.__new__, Row)
 
 
 def differences(last: dict[str, int], reading: Reading) -> dict[Scope, Sums]:
@@ -130,8 +133,9 @@ class Ledger:
         """The reply was delivered: its rows are gone. Or it was not: they come back."""
         self._aside.remove(taken)
         if delivered:
-            self._dirty[taken.scope].update(taken.sums.names)
-            self._forget_empty(taken.scope, taken.sums.names)
+            keys = taken.sums.names
+            self._dirty[taken.scope].update(keys)
+            self._forget_empty(taken.scope, keys)
         else:
             self._pending[taken.scope].add(taken.sums)
 
@@ -185,7 +189,7 @@ class Ledger:
         """What is pending of these and what is aside."""
         names = [self._spelling.get(key, key) for key in keys] if scope is Scope.USER else keys
         ups, downs = columns(self._ours(scope), keys)
-        return [Row(scope, name, up, down) for name, up, down in zip(names, ups, downs, strict=True)]
+        return [*map(_row, zip(repeat(scope), names, ups, downs))]
 
     def _name(self, scope: Scope, key: str) -> str:
         return self._spelling.get(key, key) if scope is Scope.USER else key

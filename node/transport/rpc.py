@@ -11,7 +11,7 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
@@ -21,17 +21,18 @@ from node.aio import Aio  # first: it sets gRPC's environment
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from node.api.auth import Authenticator, Caller
 from node.api.calls import Calls, OpenFeed, Reply, parse, watched
 from node.api.methods import MAX_BODY, METHODS, SERVICE, Kind, Method
 from node.api.readers import EventReader, LogReader, PlacedReader
+from node.door.bundles import BUNDLED, bundle
 from node.door.upstream import Upstream
 from node.errors import Forbidden, Internal, InvalidRequest, NodeError, Unauthenticated, UnknownPath
 from node.logs import Logger
 from node.transport.health import Health
+from node.transport.reflection import Reflection
 from node.transport.serving import Serving
 from node.waiting import fire
 from protos.service_pb2 import EventsRequest, Log
@@ -277,14 +278,15 @@ class _Handlers:
         last = _last(context.invocation_metadata())
         reader: LogReader = await self._aio.call(self._read_by, context.peer(), method, caller, last or "")
         await context.send_initial_metadata(())
+        yield BUNDLED
         placed = PlacedReader(reader)
         while True:
             if last is None:
-                for line in await _answered(self._aio.call(reader.next), context):
-                    yield Log(detail=line).SerializeToString()
+                lines = await _answered(self._aio.call(reader.next), context)
+                yield _bundled(tuple(lines))
             else:
-                for line, place in await _answered(self._aio.call(placed.next), context):
-                    yield Log(detail=line, id=place).SerializeToString()
+                found = await _answered(self._aio.call(placed.next), context)
+                yield bundle(Log(detail=line, id=place).SerializeToString() for line, place in found)
 
     async def _read_by(self, peer: str, method: Method, caller: Caller, last: str) -> LogReader:
         return self._calls.logs(method, self._known(peer, caller), last)
@@ -368,6 +370,12 @@ def _last(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
     return next((value for key, value in metadata or () if key == LAST and isinstance(value, str)), None)
 
 
+@lru_cache(maxsize=1)
+def _bundled(lines: tuple[str, ...]) -> bytes:
+    """Made once for all readers that are at the same place, as those are that keep up."""
+    return bundle(Log(detail=line).SerializeToString() for line in lines)
+
+
 def _serving(ready: bool) -> Any:
     states = health_pb2.HealthCheckResponse
     return states.SERVING if ready else states.NOT_SERVING
@@ -376,8 +384,8 @@ def _serving(ready: bool) -> Any:
 def _add_official_services(server: Any, servicer: Any) -> None:
     """grpc.health.v1 and reflection, behind the same key as everything."""
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server)
+    names = [service.full_name for service in (SERVICE, *health_pb2.DESCRIPTOR.services_by_name.values())]
+    server.add_generic_rpc_handlers((Reflection(names),))
 
 
 def _refusal(fault: NodeError, first: Callable[[str], Awaitable[None]]) -> grpc.RpcMethodHandler:

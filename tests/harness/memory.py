@@ -13,6 +13,7 @@ from node.contract.accounts import Account, Accounts, Change, Refusal, Unusable,
 from node.contract.counters import Reading, Scope
 from node.contract.driver import Applied, Exit, NotShared, Plan
 from node.errors import CoreFailed, InvalidConfig
+from node.waiting import Waiters
 from protos.service_pb2 import BackendStatsResponse, Proxy, Trojan, User
 
 
@@ -52,21 +53,15 @@ class Gate:
 
     def __init__(self) -> None:
         self.shut = False
-        self._waiting: list[Deferred[None]] = []
+        self._waiters = Waiters()
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiters)
 
     async def passed(self) -> None:
         if self.shut:
-            waiter: Deferred[None] = Deferred()
-            self._waiting.append(waiter)
-            try:
-                await waiter
-            finally:
-                if waiter in self._waiting:
-                    self._waiting.remove(waiter)
+            await self._waiters.wait()
 
     def open(self) -> None:
         """Let all pass, from now on too."""
@@ -75,8 +70,7 @@ class Gate:
 
     def let_through(self) -> None:
         """Let those pass who wait."""
-        for waiter in list(self._waiting):
-            waiter.callback(None)
+        self._waiters.wake()
 
 
 class MemoryGeneration:

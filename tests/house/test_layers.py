@@ -30,7 +30,7 @@ ROOMS: dict[str, set[str]] = {
         *("node.keyfile", "node.secret_file", "node.settings", "node.watching"),
     },
     "node.doctor": {"node.certificate", "node.secret_file", "node.settings", "node.state"},
-    "node.events": {"node.logs", "node.state"},
+    "node.events": {"node.logs", "node.state", "node.waiting"},
     "node.metrics": {
         *("node.backend", "node.contract", "node.machine", "node.state", "node.traffic"),
         *("node", "node.api.pages", "node.errors", "node.logs", "node.periodic", "node.reactor"),
@@ -286,7 +286,7 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.way"}
         (["treq"], {"node.client.rest"}),
         (
             ["grpc", "grpc_health", "grpc_reflection"],
-            {"node.aio", "node.transport.rpc", "node.transport.health", "node.client.rpc"},
+            {"node.aio", "node.client.rpc", *(f"node.transport.{name}" for name in ("rpc", "health", "reflection"))},
         ),
         (
             ["psutil"],

@@ -131,6 +131,17 @@ class CoreProcessTests(Spawning):
         self.assertEqual((ended.code, sorted(ended.lines)), (3, ["err", "last", "out"]))
         self.assertIn("exit code 3", ended.reason)
 
+    async def test_lines_are_gathered(self) -> None:
+        """What comes a line at a time is read many at a time, and nothing is missing."""
+        batches: list[list[str]] = []
+        code = "import time\nfor n in range(200):\n print(n)\n time.sleep(0.0005)"
+        core = self.start(python(code))
+        core._on_lines = batches.append
+        ended = await core.when_exited()
+        self.assertEqual([line for batch in batches for line in batch], [str(n) for n in range(200)])
+        self.assertLess(len(batches), 100)
+        self.assertEqual((ended.code, core._gathering), (0, {}))
+
     async def test_a_crash(self) -> None:
         """A signal is told as such."""
         core = self.start(python("import os; print('now'); os.kill(os.getpid(), 11)"))
@@ -211,8 +222,8 @@ class CoreProcessTests(Spawning):
         code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready'); time.sleep(60)"
         clock = Clock()
         core = self.start(python(code))
-        core._reactor = clock
         await self.says("ready")
+        core._reactor = clock
         stopping = Deferred.fromCoroutine(core.stop())
         clock.advance(process.TERM_SECONDS - 0.01)
         await deferLater(reactor, 0.05)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from h2.events import ConnectionTerminated, Event, ResponseReceived, StreamEnded
+from h2.events import ConnectionTerminated, DataReceived, Event, ResponseReceived, StreamEnded
+from h2.settings import SettingCodes, Settings
 from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import ClientFactory, Factory, Protocol
@@ -40,7 +42,7 @@ from node.transport.rest import make_app
 from node.transport.rpc import RpcServer
 from node.transport.site import Limits as SiteLimits
 from node.transport.site import Site
-from protos.service_pb2 import BaseInfoResponse
+from protos.service_pb2 import BaseInfoResponse, Log
 from tests.node.transport.test_rest import FakeBackend, sample
 from tests.node.transport.test_site import BEARER, Client, head, until
 
@@ -81,6 +83,33 @@ class Http2(Client):
         return lambda: next((event for event in self.events if isinstance(event, kind)), None)
 
 
+class LineReader(Http2):
+    """Reads log lines, and takes few bytes at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.http.local_settings = Settings(initial_values={SettingCodes.INITIAL_WINDOW_SIZE: 200})
+        self.held = b""
+
+    def dataReceived(self, data: bytes) -> None:
+        super().dataReceived(data)
+        for event in self.events:
+            if isinstance(event, DataReceived):
+                self.held += event.data
+                self.http.acknowledge_received_data(event.flow_controlled_length, 1)
+        self.events = [event for event in self.events if not isinstance(event, DataReceived)]
+        self.flush()
+
+    @property
+    def lines(self) -> list[str]:
+        """Those that are here whole."""
+        found, body = [], self.held
+        while len(body) >= 5 and len(body) >= (end := 5 + int.from_bytes(body[1:5])):
+            found.append(Log.FromString(body[5:end]).detail)
+            body = body[end:]
+        return found
+
+
 class DoorCase(TestCase):
     """A whole node but for its backend and TLS: by their first bytes clients without TLS are told apart, too."""
 
@@ -91,7 +120,8 @@ class DoorCase(TestCase):
         self.addCleanup(directory.cleanup)
         self.directory = Path(directory.name)
         self.clock = Clock()
-        self.calls = Calls(FakeBackend(), LogRing(reactor, 1000), journal=Journal(reactor))
+        self.ring = LogRing(reactor, 1000)
+        self.calls = Calls(FakeBackend(), self.ring, journal=Journal(reactor))
         self.aio = Aio(reactor)
         self.aio.startService()
         self.addCleanup(self.aio.stopService)
@@ -142,6 +172,14 @@ class EntranceTests(DoorCase):
         with grpc.insecure_channel(f"127.0.0.1:{self.port.getHost().port}") as channel:
             reply: bytes = channel.unary_unary(INFO)(b"", metadata=[("x-api-key", KEY)], timeout=10)
             return reply
+
+    async def test_what_is_written_goes_out(self) -> None:
+        """It does not wait until the client has acknowledged what was before."""
+        client = await self.connect(Client())
+        await self.ours()
+        here = client.transport.getPeer().port
+        (ours,) = [one for one in reactor.getReaders() if isinstance(one, Prompt) and one.getHost().port == here]
+        self.assertTrue(ours.getTcpNoDelay())
 
     async def test_a_preface_in_pieces(self) -> None:
         """One byte a time, and a request that begins like it."""
@@ -335,6 +373,27 @@ class RelayTests(DoorCase):
         self.assertEqual(client.heard(ConnectionTerminated)().error_code, 11)
         self.clock.advance(relay.FAREWELL)
         await until(lambda: not self.site.connections)
+
+    async def test_log_lines_through_a_narrow_window(self) -> None:
+        """They come in bundles, of which the client knows nothing: each is a message, in order, none is missing."""
+        client = await self.connect(LineReader())
+        names = {":method": "POST", ":scheme": "http", ":path": f"/{SERVICE.full_name}/GetLogs", ":authority": "x"}
+        client.http.send_headers(
+            1, [*names.items(), ("te", "trailers"), ("content-type", "application/grpc"), ("x-api-key", KEY)]
+        )
+        client.http.send_data(1, bytes(5), end_stream=True)
+        client.flush()
+        await until(client.heard(ResponseReceived))
+        sent = [f"line {number}" for number in range(150)]
+
+        def are_here(whole: int) -> Any:
+            # Small pieces in a row are gathered.
+            self.clock.advance(relay.GATHER)
+            return client.lines == sent[:whole]
+
+        for begin in range(0, len(sent), 3):
+            self.ring.extend(sent[begin : begin + 3])
+            await until(partial(are_here, begin + 3))
 
     async def test_names_are_forgotten(self) -> None:
         """Of a client that is gone nothing is left."""

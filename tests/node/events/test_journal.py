@@ -153,7 +153,7 @@ class JournalTests(JournalCase):
         waiting = Deferred.fromCoroutine(reader.next())
         waiting.cancel()
         self.failureResultOf(waiting)
-        self.assertEqual((self.journal._waiting, self.clock.getDelayedCalls()), ([], []))
+        self.assertEqual((len(self.journal._waiters), self.clock.getDelayedCalls()), (0, []))
 
     def test_a_reader_whose_key_is_gone(self) -> None:
         """It ends at once, and with its next question."""

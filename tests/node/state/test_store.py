@@ -56,6 +56,11 @@ def reopened_copy(file: Path) -> Saved:
     return saved
 
 
+def has_staged(file: Path) -> bool:
+    with closing(sqlite3.connect(file)) as connection:
+        return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'staged'").fetchone())
+
+
 def written(file: Path, *changes: Changes) -> Saved:
     """What a later node finds after these."""
     database = Database(file)
@@ -145,8 +150,7 @@ def test_staged_users_of_a_node_that_was_killed(file: Path) -> None:
     database.stage({"b": b"B"})
     database.close()
     assert reopened(file) == Saved()
-    with closing(sqlite3.connect(file)) as connection:
-        assert not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'staged'").fetchone()
+    assert not has_staged(file)
 
 
 people = st.dictionaries(st.sampled_from("abcdef"), st.binary(min_size=1, max_size=2))
@@ -359,12 +363,13 @@ class StoreTests(TestCase):
         self.assertEqual([[*changes.users] for changes in self.database.written], [["a"], ["d"]])
 
     async def test_users_who_changed_since_they_were_staged(self) -> None:
-        """Others, or the same in another order, are written anew; nobody stays who is not among them."""
+        """Others, or the same in another order, are written anew; nothing is left of those who were staged."""
         for users in ({"b": b"B", "c": b"C"}, {"c": b"C"}, {"b": b"B", "c": b"other"}):
             self.store.stage({"c": b"C", "b": b"B"})
             self.store.users(users, clean=True)
             await self.flush()
             self.assertEqual(reopened_copy(self.file).users, tuple(users.values()))
+            self.assertFalse(has_staged(self.file))
 
     async def test_staged_users_who_are_not_wanted(self) -> None:
         """A Start that failed leaves those who were there, and nothing of its own."""

@@ -627,10 +627,10 @@ class LogStreamTests(SiteCase):
         """A client that goes away releases its place in the ring and its timers."""
         for credential in (BEARER, DEPLOYED):
             client = await self.open(credential)
-            await until(lambda: self.ring._waiting)
+            await until(lambda: self.ring._waiters)
             client.transport.loseConnection()  # type: ignore[union-attr]
             await until(lambda: not self.site.connections)
-            self.assertEqual(self.ring._waiting, [])
+            self.assertEqual(len(self.ring._waiters), 0)
             self.assertEqual(self.clock.getDelayedCalls(), [])
 
     async def test_slow_reader(self) -> None:
@@ -656,6 +656,6 @@ class LogStreamTests(SiteCase):
             self.extend(*(f"{n}-{m} " + "x" * 30_000 for m in range(100)))
         slow.transport.abortConnection()  # type: ignore[union-attr]
         await until(lambda: not self.site.connections)
-        self.assertEqual(self.ring._waiting, [])
+        self.assertEqual(len(self.ring._waiters), 0)
         self.clock.advance(COALESCE)
         self.assertEqual(self.clock.getDelayedCalls(), [])

@@ -1,0 +1,107 @@
+"""Bundles of messages: the client gets the messages, however the bytes are cut, and everything else as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.door.bundles import BUNDLED, Bundles, bundle
+from node.door.frames import Frame
+from node.http2 import Kind
+from tests.node.door.test_frames import cuts, packed, pieces
+
+# Two streams with bundles, and one of a server that has no idea of them.
+STREAMS, OTHER = (1, 3), 5
+HEADERS = [(Frame(Kind.HEADERS, 4, stream, 3), b"abc") for stream in (*STREAMS, OTHER)]
+
+
+def message(body: bytes) -> bytes:
+    """As it is on the wire."""
+    return b"\0" + len(body).to_bytes(4) + body
+
+
+def data(stream: int, payload: bytes, size: int = 16_384) -> Iterable[tuple[Frame, bytes]]:
+    """As the server frames it, where the client takes `size` bytes at a time."""
+    for at in range(0, len(payload), size):
+        part = payload[at : at + size]
+        yield Frame(Kind.DATA, 0, stream, len(part)), part
+
+
+def wire(frames: Iterable[tuple[Frame, bytes]]) -> bytes:
+    return b"".join(packed(frame, payload) for frame, payload in frames)
+
+
+def read(sent: bytes) -> tuple[list[tuple[Frame, bytes]], dict[int, bytes]]:
+    """The frames, and what is in those of each stream's DATA."""
+    found, bodies, at = [], dict[int, bytes](), 0
+    while at < len(sent):
+        frame = Frame.at(sent, at)
+        payload = sent[at + 9 : at + 9 + frame.length]
+        found.append((frame, payload))
+        if frame.kind == Kind.DATA:
+            bodies[frame.stream] = bodies.get(frame.stream, b"") + payload
+        at += 9 + frame.length
+    assert at == len(sent)
+    return found, bodies
+
+
+batches = st.lists(
+    st.tuples(st.sampled_from(STREAMS), st.lists(st.binary(max_size=30), max_size=5), st.integers(1, 60)), max_size=12
+)
+
+
+@given(batches, cuts, st.binary(max_size=9))
+def test_the_client_gets_the_messages(sent: list[tuple[int, list[bytes], int]], at: list[int], reply: bytes) -> None:
+    """What the client has been sent and what was given back to the server are together what the server has sent."""
+    frames = [*HEADERS, *(frame for stream in STREAMS for frame in data(stream, message(BUNDLED)))]
+    for stream, messages, size in sent:
+        frames += data(stream, message(bundle(messages)), size)
+    frames += [*data(OTHER, message(reply)), (Frame(Kind.PING, 0, 0, 8), bytes(8))]
+    bundles, out, back = Bundles({*STREAMS, OTHER}), b"", b""
+    for piece in pieces(wire(frames), at):
+        out += bundles.feed(piece)
+        back += bundles.give_back()
+    assert bundles.passed == len(wire(frames))
+    found, bodies = read(out)
+    for stream in STREAMS:
+        lines = [one for whose, messages, _ in sent for one in messages if whose == stream]
+        assert bodies.get(stream, b"") == b"".join(map(message, lines))
+    assert bodies[OTHER] == message(reply)
+    assert [frame for frame in found if frame[0].kind != Kind.DATA] == [*HEADERS, frames[-1]]
+    given = [(frame.stream, int.from_bytes(payload)) for frame, payload in read(back)[0]]
+    for stream in STREAMS:
+        whole = sum(frame.length for frame, _ in frames if (frame.kind, frame.stream) == (Kind.DATA, stream))
+        assert sum(size for whose, size in given if whose == stream) == whole - len(bodies.get(stream, b""))
+    assert sum(size for whose, size in given if whose == 0) == sum(size for whose, size in given if whose)
+
+
+@given(st.lists(st.binary(max_size=20), max_size=6), cuts)
+def test_others_stay_as_they_are(messages: list[bytes], at: list[int]) -> None:
+    """Also what looks like the sign, where a message is not the first, or not a message at all."""
+    first = [*HEADERS[2:], *data(OTHER, message(b"\1")), *data(OTHER, message(BUNDLED))]
+    sent = wire([*first, *(frame for one in messages for frame in data(OTHER, message(one), 6))])
+    bundles = Bundles({OTHER})
+    assert b"".join(map(bundles.feed, pieces(sent, at))) == sent
+    assert bundles.give_back() == b""
+
+
+def test_a_stream_that_is_over() -> None:
+    """Nothing is kept of it, and what the server still writes is passed, for the client counts it."""
+    opened = {1}
+    bundles = Bundles(opened)
+    assert bundles.feed(wire([*HEADERS[:1], *data(1, message(BUNDLED))])) == wire(HEADERS[:1])
+    opened.clear()
+    bundles.over(1)
+    late = wire([*HEADERS[:1], *data(1, message(bundle([b"line"])))])
+    assert bundles.feed(late) == late
+    assert (bundles._fresh, bundles._streams, sum(bundles._taken.values())) == (set(), {}, len(message(BUNDLED)))
+
+
+@given(st.binary(max_size=500), cuts)
+def test_any_bytes(sent: bytes, at: list[int]) -> None:
+    """Whatever a server writes, the cuts make no difference."""
+    whole, cut = Bundles({1, 3, 5}), Bundles({1, 3, 5})
+    assert b"".join(map(cut.feed, pieces(sent, at))) == whole.feed(sent)
+    assert (cut.passed, cut.give_back()) == (whole.passed, whole.give_back())
