@@ -1,4 +1,4 @@
-"""While the node's modules are imported Python looks for no garbage: they stay, and the looking takes a tenth of the
+"""While the node's modules are imported Python looks for no garbage: they stay, and the looking takes some 30 ms of the
 start. `node.tap` imports this first, and calls `over` behind its imports.
 """
 
