@@ -38,6 +38,7 @@ class Connection(Protocol):
         self._largest = frames.LARGEST
         self._unsent: list[Stream] = []
         self._taken = 0
+        self._heard = False
         # Of a block that goes on in the next frame: the frame that began it, and what there is.
         self._headers: Frame | None = None
         self._touched: list[Stream] = []
@@ -78,6 +79,7 @@ class Connection(Protocol):
         self._fail(end)
 
     def dataReceived(self, data: bytes) -> None:
+        self._heard = True
         try:
             for one in self._frames.feed(data):
                 self._take(one)
@@ -99,7 +101,12 @@ class Connection(Protocol):
             stream.wake()
 
     def _left(self, stream: Stream) -> None:
-        """Nobody waits for this call any more."""
+        """Nobody waits for this call any more. If it took too long, and the core never said a word, the next goes by
+
+        another connection: some accept before they can answer, and what came then is lost.
+        """
+        late = stream.end is not None and stream.end.status == Status.DEADLINE_EXCEEDED
+        self.usable = self.usable and (self._heard or not late)
         if self._gone(stream.number) and self.transport.connected:
             self.transport.write(reset(stream.number, Code.CANCEL))
 
