@@ -94,10 +94,11 @@ class Connection(Protocol):
                 self._take(one)
         except (BadFrame, BadFields) as error:
             self.close(End(Status.UNAVAILABLE, f"the core breaks HTTP/2: {error}"))
-        # Also those whose answer came before that.
-        touched, self._touched = self._touched, []
-        for stream in touched:
-            stream.wake()
+        finally:
+            # Also those whose answer came before that, whatever it was.
+            touched, self._touched = self._touched, []
+            for stream in touched:
+                stream.wake()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.usable = False
