@@ -124,10 +124,11 @@ class Connection(Protocol):
 
     def _gone(self, number: int) -> Stream | None:
         stream = self._streams.pop(number, None)
-        self._queue.pop(number, None)
         if stream is not None and stream.unsent:
             self._unsent.remove(stream)
-        self._admit()
+        if self._queue:
+            self._queue.pop(number, None)
+            self._admit()
         if not (self.usable or self._streams):
             self.transport.loseConnection()
         return stream
