@@ -18,6 +18,8 @@ _WINDOW = 65_535
 # We take whatever the core sends: it is ours. Bytes after which it is told that it may send as many more.
 OPEN = 2**31 - 1
 TOLD = 2**28
+# Calls at once until the core has said how many it takes; none should take fewer (RFC 9113, 6.5.2).
+UNTOLD = 100
 # A client's streams have odd numbers.
 _FIRST, _STEP = 1, 2
 LOST = "the core closed the connection to its API"
@@ -37,7 +39,11 @@ class Connection(Protocol):
         self._window = self._first = _WINDOW
         self._largest = frames.LARGEST
         self._unsent: list[Stream] = []
+        # Calls that the core takes at once, and what begins those that wait for their turn, by their streams.
+        self._most = UNTOLD
+        self._queue: dict[int, tuple[bytes, bytes]] = {}
         self._taken = 0
+        self._heard = False
         # Of a block that goes on in the next frame: the frame that began it, and what there is.
         self._headers: Frame | None = None
         self._touched: list[Stream] = []
@@ -58,8 +64,14 @@ class Connection(Protocol):
         self._next += _STEP
         self.usable = self._next <= STREAM
         self._streams[stream.number] = stream
-        begin = frame(Kind.HEADERS, END_HEADERS, stream.number, head)
-        body = framed(message)
+        begin, body = frame(Kind.HEADERS, END_HEADERS, stream.number, head), framed(message)
+        if len(self._streams) - len(self._queue) <= self._most:
+            self._begin(stream, begin, body)
+        else:
+            self._queue[stream.number] = begin, body
+        return stream
+
+    def _begin(self, stream: Stream, begin: bytes, body: bytes) -> None:
         if len(body) <= min(self._window, stream.window, self._largest) and not self._unsent:
             self._window -= len(body)
             self.transport.write(begin + frame(Kind.DATA, END_STREAM, stream.number, body))
@@ -69,7 +81,6 @@ class Connection(Protocol):
             stream.unsent = memoryview(body)
             self._unsent.append(stream)
             self._pump()
-        return stream
 
     def close(self, end: End) -> None:
         """Calls under way end so."""
@@ -83,33 +94,50 @@ class Connection(Protocol):
                 self._take(one)
         except (BadFrame, BadFields) as error:
             self.close(End(Status.UNAVAILABLE, f"the core breaks HTTP/2: {error}"))
-        # Also those whose answer came before that.
-        touched, self._touched = self._touched, []
-        for stream in touched:
-            stream.wake()
+        finally:
+            # Also those whose answer came before that, whatever it was.
+            touched, self._touched = self._touched, []
+            for stream in touched:
+                stream.wake()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.usable = False
         self._fail(End(Status.UNAVAILABLE, LOST))
 
     def _fail(self, end: End) -> None:
-        streams, self._streams, self._unsent = [*self._streams.values()], {}, []
+        streams, self._streams, self._unsent, self._queue = [*self._streams.values()], {}, [], {}
         for stream in streams:
             stream.ended(end)
             stream.wake()
 
     def _left(self, stream: Stream) -> None:
-        """Nobody waits for this call any more."""
-        if self._gone(stream.number) and self.transport.connected:
+        """Nobody waits for this call any more. If it took too long, and the core never said a word, the next goes by
+
+        another connection: some accept before they can answer, and what came then is lost.
+        """
+        late = stream.end is not None and stream.end.status == Status.DEADLINE_EXCEEDED
+        self.usable = self.usable and (self._heard or not late)
+        # One that was not begun cannot be ended; the end of another makes room, which has to be known first.
+        if stream.number in self._streams and stream.number not in self._queue:
             self.transport.write(reset(stream.number, Code.CANCEL))
+        self._gone(stream.number)
 
     def _gone(self, number: int) -> Stream | None:
         stream = self._streams.pop(number, None)
         if stream is not None and stream.unsent:
             self._unsent.remove(stream)
+        if self._queue:
+            self._queue.pop(number, None)
+            self._admit()
         if not (self.usable or self._streams):
             self.transport.loseConnection()
         return stream
+
+    def _admit(self) -> None:
+        """Begin the calls whose turn it is."""
+        while self._queue and len(self._streams) - len(self._queue) < self._most:
+            number = next(iter(self._queue))
+            self._begin(self._streams[number], *self._queue.pop(number))
 
     # What the core says
 
@@ -187,6 +215,9 @@ class Connection(Protocol):
             self._touched.append(stream)
 
     def _set(self, payload: bytes) -> None:
+        if not self._heard:
+            # As many as we like, if it does not say otherwise.
+            self._heard, self._most = True, STREAM
         for name, value in pairs(payload):
             if name == Setting.INITIAL_WINDOW_SIZE:
                 for stream in self._streams.values():
@@ -194,13 +225,18 @@ class Connection(Protocol):
                 self._first = value
             elif name == Setting.MAX_FRAME_SIZE:
                 self._largest = value
+            elif name == Setting.MAX_CONCURRENT_STREAMS:
+                self._most = value
         self.transport.write(frame(Kind.SETTINGS, ACK, 0))
+        self._admit()
         self._pump()
 
     def _wind_up(self, last: int) -> None:
         """Calls up to this one go on; others may be made elsewhere."""
         self.usable = False
-        for later in [stream for stream in self._streams if stream > last]:
+        later_ones = [stream for stream in self._streams if stream > last or stream in self._queue]
+        self._queue.clear()
+        for later in later_ones:
             self._end(later, End(Status.UNAVAILABLE, LOST))
         if not self._streams:
             self.transport.loseConnection()

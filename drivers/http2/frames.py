@@ -22,6 +22,7 @@ class Setting(IntEnum):
 
     HEADER_TABLE_SIZE = 1
     ENABLE_PUSH = 2
+    MAX_CONCURRENT_STREAMS = 3
     INITIAL_WINDOW_SIZE = 4
     MAX_FRAME_SIZE = 5
 

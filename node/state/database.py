@@ -123,6 +123,7 @@ class Database:
             if changes.clean:
                 connection.execute("DELETE FROM traffic")
                 connection.execute("DELETE FROM totals")
+                connection.execute("DROP TABLE IF EXISTS staged")
             if changes.staged:
                 connection.execute("DROP TABLE users")
                 connection.execute("ALTER TABLE staged RENAME TO users")

@@ -146,10 +146,11 @@ class Store:
         """These users changed, None for a user who is gone; with `clean` there are no others."""
         if clean:
             staged, self._staged = self._staged, None
+            aside = staged is not None or self._changes.staged
             self._changes.staged = staged is not None and _alike(staged, changed)
             self._changes.clean_users, self._changes.users = True, {} if self._changes.staged else dict(changed)
             changed = {}
-            if staged is not None and not self._changes.staged:
+            if aside and not self._changes.staged:
                 self._put_aside({})
         for key, packed in changed.items():
             self._changes.users.pop(key, None)
@@ -203,11 +204,13 @@ class Store:
         return deferToThreadPool(self._reactor, self._pool, function, *arguments)
 
     def _succeeded(self, margins: Margins | None) -> None:
-        if self.fault:
+        # While another try is to come, what was under way when the disk failed is not all there is.
+        well = self.fault and self._again is None
+        if well:
             self.log.info("the state is on disk again: {path}", path=str(self._path))
         if margins is not None:
             self.kept(margins)
-        if self.fault:
+        if well:
             self.fault = ""
             self.trouble("")
         self._end()
@@ -263,6 +266,7 @@ class Store:
             self.found(saved)
         everything = self.everything()
         everything.clean, everything.left = True, self._left
+        self._staged = None
         await self._on_disk(self._database.write, self._gather(everything))
         return everything.margins
 

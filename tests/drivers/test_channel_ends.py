@@ -11,7 +11,7 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.logger import globalLogPublisher
 
-from drivers.channel import OVER, ApiFailed, Channel
+from drivers.channel import LATE, OVER, ApiFailed, Channel
 from drivers.http2.stream import framed
 from node.http2 import END_HEADERS, END_STREAM, Kind, frame
 from protos.xray_pb2 import Nothing, Stat
@@ -77,6 +77,25 @@ def test_the_next_call_after_a_core_winds_up(channel: Channel, dialled: Dialled)
 def test_a_channel_that_is_closed_while_its_core_winds_up(channel: Channel, dialled: Dialled) -> None:
     asking = asked(channel)
     dialled.says(0, frame(Kind.GOAWAY, 0, 0, struct.pack(">LL", 1, 0)))
+    channel.close()
+    assert failed(asking)
+
+
+def test_a_core_that_never_says_a_word(channel: Channel, dialled: Dialled) -> None:
+    """After a call that was not answered in time the next goes over another connection, until one is heard of."""
+    clock: Any = channel._reactor
+    asking, other = asked(channel), asked(channel)
+    other.cancel()
+    other.addErrback(lambda failure: failure.trap(CancelledError) and None)
+    assert not dialled.connections[0].transport.disconnecting
+    clock.advance(10)
+    assert failed(asking) == LATE and dialled.connections[0].transport.disconnecting
+    asking = asked(channel)
+    dialled.says(1, frame(Kind.SETTINGS, 0, 0))
+    clock.advance(10)
+    assert failed(asking) == LATE
+    asking = asked(channel)
+    assert len(dialled.connections) == 2 and not dialled.connections[1].transport.disconnecting
     channel.close()
     assert failed(asking)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.internet.testing import StringTransport
 
-from drivers.http2.connection import LOST, Connection
+from drivers.http2.connection import LOST, UNTOLD, Connection
 from drivers.http2.frames import Frame, Frames, Setting, settings
 from drivers.http2.stream import End, Status, Stream, framed
 from node.http2 import ACK, END_HEADERS, END_STREAM, PREFACE, Code, Kind, frame, reset, window_update
@@ -158,6 +158,46 @@ def test_a_core_that_winds_up() -> None:
     core.answers(3, b"b")
     assert core.transport.disconnecting
     assert ends(streams[:2]) == [Status.OK] * 2
+
+
+def begun(core: Core) -> list[tuple[int, int]]:
+    """Kinds and streams of the calls that were begun or given up since the last look."""
+    return [(one.kind, one.stream) for one in core.seen() if one.kind in (Kind.HEADERS, Kind.RST_STREAM)]
+
+
+def test_no_more_calls_at_once_than_the_core_takes() -> None:
+    """The others wait, in order; one that is given up before its turn was never begun."""
+    core = Core()
+    core.says(settings({Setting.MAX_CONCURRENT_STREAMS: 2}))
+    streams = [core.call() for _ in range(6)]
+    assert begun(core) == [(Kind.HEADERS, 1), (Kind.HEADERS, 3)]
+    streams[3].close()
+    core.answers(3)
+    assert begun(core) == [(Kind.HEADERS, 5)]
+    streams[0].close()
+    assert begun(core) == [(Kind.RST_STREAM, 1), (Kind.HEADERS, 9)]
+    core.says(settings({Setting.MAX_CONCURRENT_STREAMS: 3}))
+    assert begun(core) == [(Kind.HEADERS, 11)]
+    for number in (5, 9, 11):
+        core.answers(number)
+    assert ends(streams) == [None, 0, 0, None, 0, 0] and not core.connection.busy
+
+
+def test_a_core_that_has_not_said_how_many_calls_it_takes() -> None:
+    """It may refuse those above what it is about to say; once it has spoken of something else all are begun."""
+    core = Core()
+    streams = [core.call() for _ in range(300)]
+    assert len(begun(core)) == UNTOLD
+    core.says(settings({}))
+    assert len(begun(core)) == 300 - UNTOLD
+    streams.append(core.call())
+    core.says(settings({Setting.MAX_CONCURRENT_STREAMS: 1}))
+    streams += [core.call(), core.call()]
+    core.says(frame(Kind.GOAWAY, 0, 0, struct.pack(">LL", 2**31 - 1, 0)))
+    assert begun(core) == [(Kind.HEADERS, streams[300].number)]
+    assert ends(streams[300:]) == [-1, Status.UNAVAILABLE, Status.UNAVAILABLE]
+    core.connection.connectionLost()
+    assert ends(streams) == [Status.UNAVAILABLE] * 303
 
 
 def test_ends_of_all_kinds() -> None:

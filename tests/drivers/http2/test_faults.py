@@ -25,6 +25,22 @@ def test_an_answer_in_one_piece_with_what_breaks_the_protocol() -> None:
     assert waiting.called and [*stream.messages] == [b"a"] and ends([stream]) == [Status.OK]
 
 
+def test_an_answer_in_one_piece_with_what_nobody_foresaw() -> None:
+    """The status of another call is no number that Python makes. Whoever has their answer is waked all the same."""
+    core = Core()
+    stream = core.call()
+    core.call()
+    waiting = Deferred.fromCoroutine(stream.progress())
+    done = frame(Kind.HEADERS, END_HEADERS | END_STREAM, 1, DONE)
+    # 5,000 digits, their number in HPACK's form of 7 bits and more.
+    strange = DONE[:-2] + b"\x7f\x89\x26" + b"1" * 5000
+    with pytest.raises(ValueError, match="digits"):
+        core.says(
+            frame(Kind.HEADERS, END_HEADERS, 1, OK), done, frame(Kind.HEADERS, END_HEADERS | END_STREAM, 3, strange)
+        )
+    assert waiting.called and ends([stream]) == [Status.OK]
+
+
 @pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", frame(Kind.DATA, 0, 1, bytes(16_385))[:9]])
 def test_who_does_not_speak_http2(said: bytes) -> None:
     """It is known at the first frame's header: what such a frame says of its length never comes."""

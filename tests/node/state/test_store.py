@@ -408,6 +408,41 @@ class StoreTests(TestCase):
             await turn()
         self.assertEqual(reopened(self.file), Saved(b"all", None, (b"B",)))
 
+    async def test_a_disk_that_is_full_for_staged_users_alone(self) -> None:
+        """What was under way then, and fits, does not say that all is on disk: more was left out."""
+        self.patch(store_module, "AGAIN", 1000)
+        self.database.unstageable = [Unwritable("database or disk is full")]
+        self.store.users({"a": b"A"})
+        self.store.stage({"b": b"B"})
+        with capturedLogs():
+            await self.flush()
+            while not getattr(self.database, "written", []):
+                await turn()
+            await turn()
+        self.assertTrue(self.store.warnings)
+
+    async def test_staged_users_who_were_wanted_for_a_moment(self) -> None:
+        """A Stop before they are in force leaves nothing of them."""
+        self.store.stage({"b": b"B"})
+        self.store.users({"b": b"B"}, clean=True)
+        self.store.forget()
+        await self.flush()
+        self.assertEqual(reopened_copy(self.file).users, ())
+        self.assertFalse(has_staged(self.file))
+
+    async def test_staged_users_whom_a_full_disk_kept_from_being_in_force(self) -> None:
+        """Everything is written anew, and not twice."""
+        self.store.everything = lambda: Changes(request=b"all", users={"b": b"B"})
+        self.store.stage({"b": b"B"})
+        self.database.faults = [Unwritable("database or disk is full")]
+        with capturedLogs():
+            self.store.users({"b": b"B"}, clean=True)
+            await self.flush()
+            while self.store.warnings:
+                await turn()
+        self.assertEqual(reopened_copy(self.file).users, (b"B",))
+        self.assertFalse(has_staged(self.file))
+
     async def test_many_changes_of_a_user_are_the_last(self) -> None:
         """In one transaction or in several, the newest word counts."""
         for packed in (b"1", b"2", None, b"3"):
