@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 from google.protobuf.message import DecodeError, Message
@@ -144,6 +144,9 @@ class Channel:
 
     def _connected(self, connection: Connection) -> None:
         self._connection = connection
+        if isinstance(self._target, int):
+            with suppress(OSError):  # it broke already, which is told when it is read
+                connection.transport.setTcpNoDelay(True)
         self._connections = [*(before for before in self._connections if before.busy), connection]
         if self._closed:
             connection.close(End(None, ENDED))
