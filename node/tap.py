@@ -30,9 +30,7 @@ from node.api.auth import Authenticator
 from node.api.calls import Calls
 from node.api.keyring import Keyring
 from node.api.operations import Backend, Policy
-from node.api.pages import Page
 from node.backend.drain import Limits
-from node.contract.counters import Scope
 from node.contract.driver import Host
 from node.door import connections
 from node.door.entrance import Entrance
@@ -45,11 +43,9 @@ from node.keyfile import BadKeys
 from node.logs import Logger, LogRing
 from node.machine.system import SystemStats
 from node.machine.systemd import Notifier, Systemd
-from node.metrics.figures import Figures, Sources
-from node.metrics.lag import Lag
+from node.metrics.monitoring import Monitoring
 from node.metrics.neighbours import is_open_here, is_open_to_others
-from node.metrics.pages import Meters, Pages
-from node.metrics.readiness import Readiness, checks
+from node.metrics.pages import Meters
 from node.reactor import Reactor
 from node.settings import BadSettings, Settings, all_settings, load
 from node.state.directory import StateDirectory
@@ -148,23 +144,10 @@ class NodeService(Service):
         self._aio = Aio(reactor)
         self._ring = LogRing(reactor, settings.log_buffer_size)
         self._system = SystemStats(reactor)
-        # What has the node's keys in it.
-        keys = (Path.cwd() / ".env", settings.api_key_file, settings.keys_file)
-        withheld = (settings.state_dir, *filter(None, keys))
-        host = Host(reactor, self._ring, self._state.run_dir, settings.drivers, withheld)
+        host = Host(reactor, self._ring, self._state.run_dir, settings.drivers, _withheld(settings))
         self._drivers = Drivers(host)
         self._store = Store(reactor, self._state.database)
         self._journal = Journal(reactor, self._store.event)
-        drain = Limits(settings.drain_timeout, settings.drain_generations)
-        policy = Policy(
-            settings.stop_grace,
-            settings.outlive,
-            settings.resume,
-            settings.traffic_interval,
-            drain,
-            settings.upgrade,
-            settings.metrics_users,
-        )
         self._systemd = Systemd(Notifier.from_environment(settings.notify), reactor)
         authenticator = Authenticator(settings.api_key, settings.certified)
         secrets = [settings.api_key_file] if settings.api_key_file else []
@@ -174,29 +157,15 @@ class NodeService(Service):
         authenticator.refused = meters.refused
         others = (self._watch, self._keyring, self._keys_watch, self._systemd)
         self._backend = Backend(
-            *(reactor, self._ring, self._drivers, self._system, self._store, policy, others, self._journal)
+            *(reactor, self._ring, self._drivers, self._system, self._store, _policy(settings), others, self._journal)
         )
         self._calls = calls = Calls(self._backend, self._ring, authenticator.knows, self._journal, meters.called)
         self._keyring.gone = calls.dismiss
         self._upstream = Upstream(reactor, self._state.door_dir)
         self._rpc = RpcServer(self._aio, calls, authenticator, self._upstream)
-        self._lag = Lag(reactor)
-        runner, generations = self._backend.runner, self._backend.generations
-        self._readiness = Readiness(reactor, checks(self._store, runner.status, generations))
-        self._readiness.changed = self._rpc.tell
-        pages = self._pages(meters)
-        self._site = Site(
-            make_app(calls, pages),
-            authenticator,
-            reactor,
-            log_requests=settings.debug,
-            heard=calls.touch,
-            pages=pages,
-            is_open=partial(is_open_here, frozenset(page.path for page in pages if page.is_open)),
-        )
-        self._metrics_site = Site(
-            make_pages(pages), authenticator, reactor, FEW, settings.debug, pages=pages, is_open=is_open_to_others
-        )
+        self._monitoring = self._monitored(meters)
+        self._monitoring.readiness.changed = self._rpc.tell
+        self._site, self._metrics_site = self._sites(calls, authenticator)
         self._entrance = Entrance(self._site.connections, self._site, self._upstream)
         self._ports: list[IListeningPort] = []
 
@@ -209,25 +178,32 @@ class NodeService(Service):
             except ValueError as error:
                 raise SystemExit(f"txnode cannot start: {error}") from error
 
-    def _pages(self, meters: Meters) -> tuple[Page, ...]:
+    def _monitored(self, meters: Meters) -> Monitoring:
         """What is told to monitoring."""
-        backend, settings = self._backend, self._settings
-        sources = Sources(
-            runner=backend.runner,
-            generations=backend.generations,
-            traffic=backend.traffic,
-            store=self._store,
-            readiness=self._readiness,
-            lag=self._lag,
-            state_dir=settings.state_dir,
+        return Monitoring(
+            *(self._reactor, self._backend, self._store, meters),
+            state_dir=self._settings.state_dir,
             places=connections.Limits.max_connections,
-            scopes=[*Scope] if settings.metrics_users else [Scope.INBOUND, Scope.OUTBOUND],
+            users=self._settings.metrics_users,
+            prefix=self._settings.metrics_names,
             crowd=self._crowd,
-            warnings=lambda: backend.warnings,
             expires=lambda: self._certificates.current.expires,
         )
-        figures = Figures(self._reactor, sources, settings.metrics_names)
-        return Pages(self._reactor, figures, meters, self._readiness).all()
+
+    def _sites(self, calls: Calls, authenticator: Authenticator) -> tuple[Site, Site]:
+        """What REST serves, and what the port for metrics does."""
+        reactor, debug, pages = self._reactor, self._settings.debug, self._monitoring.pages
+        site = Site(
+            make_app(calls, pages),
+            authenticator,
+            reactor,
+            log_requests=debug,
+            heard=calls.touch,
+            pages=pages,
+            is_open=partial(is_open_here, frozenset(page.path for page in pages if page.is_open)),
+        )
+        few = Site(make_pages(pages), authenticator, reactor, FEW, debug, pages=pages, is_open=is_open_to_others)
+        return site, few
 
     def _crowd(self) -> Iterator[tuple[str, bool]]:
         """The connections, by the protocol that their port is for."""
@@ -260,12 +236,12 @@ class NodeService(Service):
             self._listen_for_metrics()
         except (OSError, BadPair, BadKeys, CannotListenError) as error:
             raise SystemExit(f"txnode cannot start: {error}") from error
-        for part in (self._system, self._watch, self._keys_watch, self._systemd, self._lag):
+        for part in (self._system, self._watch, self._keys_watch, self._systemd, self._monitoring.lag):
             part.startService()
         self._reactor.callWhenRunning(self._ready)
         self._reactor.callWhenRunning(self._backend.begin, saved)
         # Not before it is known whether a backend is wanted.
-        self._reactor.callWhenRunning(self._readiness.startService)
+        self._reactor.callWhenRunning(self._monitoring.readiness.startService)
 
     def stopService(self) -> Deferred[None]:
         super().stopService()
@@ -280,8 +256,8 @@ class NodeService(Service):
             ("gRPC", lambda: self._aio.run(self._rpc.stop())),
             ("the connections", self._site.connections.disconnect),
             ("the connections of the port for metrics", self._metrics_site.connections.disconnect),
-            ("the look at readiness", self._readiness.stopService),
-            ("the look at the loop", self._lag.stopService),
+            ("the look at readiness", self._monitoring.readiness.stopService),
+            ("the look at the loop", self._monitoring.lag.stopService),
             ("the calls", self._calls.close),
             ("the backend", self._backend.close),
             ("the events", self._journal.close),
@@ -344,6 +320,24 @@ class NodeService(Service):
         """All files that are read anew while the node runs."""
         self._certificates.reload()
         self._keyring.reload()
+
+
+def _withheld(settings: Settings) -> tuple[Path, ...]:
+    """What has the node's keys in it."""
+    keys = (Path.cwd() / ".env", settings.api_key_file, settings.keys_file)
+    return settings.state_dir, *filter(None, keys)
+
+
+def _policy(settings: Settings) -> Policy:
+    return Policy(
+        settings.stop_grace,
+        settings.outlive,
+        settings.resume,
+        settings.traffic_interval,
+        Limits(settings.drain_timeout, settings.drain_generations),
+        settings.upgrade,
+        settings.metrics_users,
+    )
 
 
 def _raise_descriptor_limit() -> None:

@@ -84,6 +84,11 @@ class Lines:
             why = str(_refused(error))
         self.over = "" if self._closed else why
 
+    def ends(self, within: float) -> bool:
+        """Whether it does in so many seconds."""
+        self._thread.join(within)
+        return not self._thread.is_alive()
+
     def __enter__(self) -> Self:
         return self
 

@@ -134,6 +134,7 @@ class Visitors:
     def __init__(self, addresses: Sequence[tuple[str, int]], pause: float = 0.001) -> None:
         self.visits: list[Visit] = []
         self._over = threading.Event()
+        self._came = threading.Condition()
         self._pause = pause
         self._threads = [threading.Thread(target=self._visit, args=(address,)) for address in addresses]
 
@@ -147,10 +148,9 @@ class Visitors:
 
     def until(self, enough: Callable[[int], bool]) -> None:
         """Wait for so many visits."""
-        deadline = time.monotonic() + 30
-        while not enough(len(self.visits)):
-            assert time.monotonic() < deadline, f"{len(self.visits)} visits in 30 s"
-            time.sleep(0.005)
+        with self._came:
+            came = self._came.wait_for(lambda: enough(len(self.visits)), 30)
+        assert came, f"{len(self.visits)} visits in 30 s"
 
     def more(self, count: int) -> None:
         """Wait for this many more."""
@@ -164,7 +164,9 @@ class Visitors:
                 met = meet(address)
             except OSError as error:
                 met = f"{type(error).__name__}: {error}"
-            self.visits.append(Visit(begin, time.monotonic(), met or "nobody"))
+            with self._came:
+                self.visits.append(Visit(begin, time.monotonic(), met or "nobody"))
+                self._came.notify_all()
 
     def __enter__(self) -> Self:
         for thread in self._threads:

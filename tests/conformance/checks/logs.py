@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
 from scripts.staging.echo import EchoServer
@@ -19,10 +18,7 @@ WATCHED = 0.5
 
 def stays(stream: Lines) -> None:
     """It is open after a while: what ends a stream does it at once."""
-    end = time.monotonic() + WATCHED
-    while time.monotonic() < end and not stream.over:
-        time.sleep(0.02)
-    assert not stream.over, f"the node ended the stream: {stream.over}"
+    assert not stream.ends(WATCHED), f"the node ended the stream: {stream.over}"
 
 
 @check("logs.without-backend", Level.CONTROLLERS, state=State.STOPPED)

@@ -3,191 +3,42 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drivers.xray import config, streams, taken
-from drivers.xray.config import Endpoint, Plan, plan, render, users_field
-from drivers.xray.generation import own_counters
-from drivers.xray.guard import MENDED
-from drivers.xray.selectors import OURS
+from drivers.xray import config, taken
+from drivers.xray.config import Plan, plan, render, users_field
 from node.backend.roster import Roster
-from node.contract.accounts import Accounts
 from node.errors import InvalidConfig
 from protos import xray_pb2
-from protos.xray_pb2 import Config, InboundHandlerConfig, TypedMessage
+from protos.xray_pb2 import Config, TypedMessage
 from scripts.staging import certs
 from scripts.staging.backend import user
 from scripts.staging.core import Json
 from scripts.staging.inbounds import NAMES, SERVER_NAME, Kind, kinds
 from scripts.staging.users import TestUser
 from tests.harness.convert import accepts, convert
+from tests.harness.rendering import (
+    FILE,
+    ID,
+    KEY,
+    REALITY_SERVER,
+    STREAMS,
+    THROUGH_INBOUND,
+    apps,
+    clients,
+    inbound,
+    of,
+    policy,
+    rendered,
+    taken_over,
+    vless,
+)
 
 pytestmark = pytest.mark.core
-
-ID = "b831381d-6324-4d53-ad4f-8cda48b30811"
-KEY = "AAECAwQFBgcICQoLDA0ODw=="
-FILE = "/nowhere/written-by-the-core"
-THROUGH_INBOUND = Endpoint("/nowhere/api.sock", "0123", direct=False)
-DIRECT = Endpoint("/nowhere/api.sock", "0123", direct=True)
-
-
-def taken_over(text: str, *exclude: str) -> Plan:
-    """By a core that needs no guard, whichever it is."""
-    return plan(convert(text), text, frozenset(exclude), MENDED)
-
-
-def of(**parts: object) -> Plan:
-    return taken_over(json.dumps(parts))
-
-
-def inbound(protocol: str, tag: str | None = "in", stream: Json | None = None, **settings: object) -> Json:
-    made: Json = {"port": 1000, "listen": "127.0.0.1", "protocol": protocol, "settings": settings}
-    return made | ({"tag": tag} if tag else {}) | ({"streamSettings": stream} if stream else {})
-
-
-def vless(tag: str | None = "in", stream: Json | None = None, **settings: object) -> Json:
-    return inbound("vless", tag, stream, decryption="none", clients=[{"id": ID, "email": "theirs"}], **settings)
-
-
-def rendered(made: Plan, api: Endpoint = THROUGH_INBOUND, accounts: Mapping[str, Accounts] | None = None) -> Config:
-    nobody: Mapping[str, Accounts] = {tag: {} for tag in made.tags}
-    return Config.FromString(render(made, api, accounts or nobody))
-
-
-def apps(message: Config, type_name: str) -> list[TypedMessage]:
-    return [app for app in message.app if app.type == type_name]
-
-
-def policy(made: Plan) -> xray_pb2.PolicyConfig:
-    (app,) = apps(made.base, taken.POLICY)
-    return xray_pb2.PolicyConfig.FromString(app.value)
-
-
-def router(message: Config) -> xray_pb2.RouterConfig:
-    (app,) = apps(message, taken.ROUTER)
-    return xray_pb2.RouterConfig.FromString(app.value)
-
-
-def clients(handler: InboundHandlerConfig) -> int:
-    return len(xray_pb2.UsersConfig.FromString(handler.proxy_settings.value).users)
-
-
-# Logs and other files
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"log": {"access": "FILE", "error": "FILE", "loglevel": "info"}}',
-        '{"LOG": {"Access": "FILE", "ERROR": "FILE", "loglevel": "info"}}',
-        '{ // comment\n "log": {"error": "FILE", "loglevel": "info"}, /* and */ "Log": {"access": "FILE"} # another\n}',
-    ],
-)
-def test_logs_go_to_the_console(text: str) -> None:
-    """Log files that a configuration names, in whatever case of keys, are not written; the level stays."""
-    made = taken_over(text.replace("FILE", FILE))
-    (app,) = apps(made.base, taken.LOG)
-    log = xray_pb2.LogConfig.FromString(app.value)
-    assert (log.error_log_type, log.access_log_type, log.error_log_level) == (1, 1, 3)
-    assert FILE.encode() not in render(made, THROUGH_INBOUND, {})
-
-
-def test_logs_that_are_off_stay_off() -> None:
-    """A controller that wants no access lines is shown none; the node needs them, so the core writes them."""
-    made = of(log={"access": "none", "error": "none"})
-    (app,) = apps(made.base, taken.LOG)
-    log = xray_pb2.LogConfig.FromString(app.value)
-    assert (log.error_log_type, log.access_log_type) == (0, 1)
-    line = "2026/11/21 02:17:57.788507 from 127.0.1.2:53843 accepted tcp:127.0.0.1:19313 [vless >> direct] email: ann"
-    assert made.shown.line(line) is None
-    assert of(log={"error": "none"}).shown.line(line) == line
-
-
-TLS = {"masterKeyLog": FILE, "serverName": "kept.example"}
-REALITY_SERVER = {
-    "show": True,
-    "masterKeyLog": FILE,
-    "target": "kept.example:443",
-    "serverNames": ["kept.example"],
-    "privateKey": "4CI1VpXBR3Cdr8lXXp9hVu_rC7NXlkTrYRlOFBBXIXU",
-    "shortIds": ["01"],
-}
-REALITY_CLIENT = {
-    "show": True,
-    "masterKeyLog": FILE,
-    "serverName": "kept.example",
-    "publicKey": "i4J0J5UEOQKwJpnjDhKgVsPDnNxCD-J0mD5ICAuHNzQ",
-    "fingerprint": "chrome",
-    "shortId": "01",
-}
-WAY_BACK = {
-    "address": "kept.example",
-    "port": 443,
-    "network": "xhttp",
-    "security": "tls",
-    "tlsSettings": TLS,
-    "xhttpSettings": {"path": "/"},
-}
-STREAMS = {
-    "tls": {"network": "raw", "security": "tls", "tlsSettings": TLS},
-    "Tls in other letters": {"Network": "raw", "SECURITY": "tls", "TLSSettings": {"MASTERKEYLOG": FILE, **TLS}},
-    "reality": {"network": "raw", "security": "reality", "realitySettings": REALITY_CLIENT},
-    "way back": {
-        "network": "xhttp",
-        "security": "tls",
-        "tlsSettings": TLS,
-        "xhttpSettings": {"path": "/", "extra": {"downloadSettings": WAY_BACK}},
-    },
-    "way back without extra": {"network": "xhttp", "xhttpSettings": {"path": "/", "downloadSettings": WAY_BACK}},
-}
-
-
-@pytest.mark.parametrize("name", STREAMS)
-def test_no_outbound_logs_keys(name: str) -> None:
-    """TLS keys go to no file, however deep an outbound's transport says so; the rest of it stays."""
-    settings = {"address": "kept.example", "port": 443, "id": ID, "encryption": "none"}
-    text = json.dumps({"outbounds": [{"protocol": "vless", "settings": settings, "streamSettings": STREAMS[name]}]})
-    assert FILE.encode() in convert(text)
-    message = render(taken_over(text), THROUGH_INBOUND, {})
-    assert FILE.encode() not in message
-    assert message.count(b"kept.example") == convert(text).count(b"kept.example")
-
-
-@pytest.mark.parametrize(
-    "stream", [STREAMS["tls"], {"network": "raw", "security": "reality", "realitySettings": REALITY_SERVER}], ids=str
-)
-def test_no_inbound_logs_keys(stream: Json) -> None:
-    """Nor an inbound's, managed or not."""
-    text = json.dumps({"inbounds": [vless(stream=stream), inbound("socks", "socks", stream | {}, auth="noauth")]})
-    text = text.replace('"port": 1000', '"port": 1001', 1)
-    assert convert(text).count(FILE.encode()) == 2
-    for exclude in ((), ("in",)):
-        assert FILE.encode() not in render(taken_over(text, *exclude), THROUGH_INBOUND, {"in": {}})
-
-
-@pytest.mark.parametrize("side", ["inbounds", "outbounds"])
-def test_reality_does_not_print(side: str) -> None:
-    """REALITY's debug prints, which go past the log, are off."""
-    stream = {"network": "raw", "security": "reality"}
-    if side == "inbounds":
-        made = of(inbounds=[vless(stream=stream | {"realitySettings": REALITY_SERVER})])
-        found = xray_pb2.ReceiverConfig.FromString(made.base.inbound[0].receiver_settings.value).stream_settings
-    else:
-        settings = {"address": "kept.example", "port": 443, "id": ID, "encryption": "none"}
-        streamed = stream | {"realitySettings": REALITY_CLIENT}
-        made = of(outbounds=[{"protocol": "vless", "settings": settings, "streamSettings": streamed}])
-        found = xray_pb2.SenderConfig.FromString(made.base.outbound[0].sender_settings.value).stream_settings
-    (security,) = found.security_settings
-    assert security.type == streams.REALITY
-    reality = xray_pb2.RealityConfig.FromString(security.value)
-    assert (reality.show, reality.master_key_log) == (False, "")
-    assert b"kept.example" in security.value
-
 
 # Apps
 
@@ -262,150 +113,6 @@ def test_fields_of_other_versions_stay() -> None:
     made = plan(given, text, frozenset())
     assert given.count(unknown) == len(message.app) + 4
     assert render(made, THROUGH_INBOUND, {"in": {}}).count(unknown) == given.count(unknown)
-
-
-# Routing and outbounds
-
-
-def test_our_rule_is_first() -> None:
-    """The way to the API comes before every rule of the controller, whose rules and strategy stay as they are."""
-    rules = [{"outboundTag": "out", "network": "tcp"}, {"outboundTag": "out", "inboundTag": ["in"]}]
-    made = of(
-        outbounds=[{"protocol": "freedom", "tag": "out"}],
-        routing={"domainStrategy": "IPIfNonMatch", "rules": rules},
-    )
-    found = router(rendered(made))
-    assert [rule.tag for rule in found.rule] == [THROUGH_INBOUND.outbound, "out", "out"]
-    assert list(found.rule[0].inbound_tag) == [THROUGH_INBOUND.inbound]
-    (app,) = apps(made.base, taken.ROUTER)
-    (in_force,) = apps(rendered(made), taken.ROUTER)
-    assert in_force.value.endswith(app.value)
-
-
-def test_a_core_that_listens_itself() -> None:
-    """A core that can serve its API on a unix socket needs neither inbound nor rule for it."""
-    made = of(outbounds=[{"protocol": "freedom"}])
-    message = rendered(made, DIRECT)
-    (app,) = apps(message, taken.COMMANDER)
-    assert xray_pb2.CommanderConfig.FromString(app.value).listen == "/nowhere/api.sock,0600"
-    assert (len(message.inbound), list(router(message).rule)) == (0, [])
-
-
-def test_the_api_has_its_own_inbound() -> None:
-    """Else it is behind an inbound on a private unix socket, with a port: without, a connection would end the core."""
-    (handler,) = rendered(of(outbounds=[{"protocol": "freedom"}])).inbound
-    settings = xray_pb2.DokodemoConfig.FromString(handler.proxy_settings.value)
-    receiver = xray_pb2.ReceiverConfig.FromString(handler.receiver_settings.value)
-    assert (handler.tag, settings.port > 0, list(settings.networks)) == (THROUGH_INBOUND.inbound, True, [4])
-    assert receiver.listen.domain == "/nowhere/api.sock,0600"
-
-
-@pytest.mark.parametrize("parts", [{}, {"outbounds": []}, {"OUTBOUNDS": []}])
-def test_without_outbounds_nothing_goes_out(parts: Json) -> None:
-    """A configuration without outbounds gets one that leads nowhere: neither the API nor the node is the way out."""
-    (outbound,) = rendered(of(**parts)).outbound
-    assert outbound.proxy_settings.type == config.BLACKHOLE
-    assert outbound.tag != THROUGH_INBOUND.outbound
-
-
-def test_the_first_outbound_stays_the_first() -> None:
-    """Where there are outbounds they are left alone; one without a tag is given one, by which nobody counts it."""
-    out = [{"protocol": "freedom", "tag": "one"}, {"protocol": "blackhole"}, {"protocol": "freedom"}]
-    text = json.dumps({"outbounds": out})
-    made = rendered(taken_over(text)).outbound
-    own = [outbound.tag for outbound in made[1:]]
-    assert len(set(own)) == 2
-    for tag in own:
-        assert tag.startswith(OURS)
-        assert f"outbound>>>{tag}>>>traffic>>>uplink" in own_counters(THROUGH_INBOUND, made)
-    assert not any(name.startswith("outbound>>>one") for name in own_counters(THROUGH_INBOUND, made))
-    for outbound in made[1:]:
-        outbound.tag = ""
-    assert list(made) == list(Config.FromString(convert(text)).outbound)
-
-
-SELECTORS = (
-    [""],
-    ["~"],
-    ["~t"],
-    ["~txnode"],
-    ["~txnode-api-"],
-    [f"~txnode-api-{first}" for first in "0123456789abcdef"],
-    ["one", ""],
-    ["", "zzz"],
-    ["tw", "~"],
-    ["", "", "~", "txnode-"],
-)
-
-
-@pytest.mark.parametrize("selector", SELECTORS, ids=str)
-def test_no_selector_reaches_the_api(selector: list[str]) -> None:
-    """Selectors match by prefix: none matches the API's outbound, and all outbounds that it matched are still in."""
-    tags = ["one", "two", "three", "txnode-api-7", "~ two", "portal"]
-    made = of(
-        outbounds=[{"protocol": "freedom", "tag": tag} for tag in tags[:-1]] + [{"protocol": "freedom"}],
-        reverse={"portals": [{"tag": tags[-1], "domain": "portal.test"}]},
-        observatory={"subjectSelector": selector},
-        burstObservatory={"subjectSelector": selector, "pingConfig": {}},
-        routing={
-            "balancers": [{"tag": "b", "selector": selector}],
-            "rules": [{"balancerTag": "b", "network": "tcp"}],
-        },
-    )
-    message = rendered(made)
-    (balancer,) = router(message).balancing_rule
-    observatories = [
-        xray_pb2.ObservatoryConfig.FromString(app.value).subject_selector
-        for app in message.app
-        if ".observatory." in app.type
-    ]
-    assert len(observatories) == 2
-    for bound in map(list, (balancer.outbound_selector, *observatories)):
-        assert _matched(bound, [THROUGH_INBOUND.outbound]) == []
-        assert _matched(bound, tags) == _matched(selector, tags)
-
-
-@pytest.mark.parametrize("tag", ["~", "~tx", "~txnode-", "~txnode-api-7"])
-def test_tags_like_the_nodes(tag: str) -> None:
-    """A tag that begins as those of the node do, or that they begin with, is refused: a selector could mean either."""
-    portal = {"reverse": {"portals": [{"tag": tag, "domain": "portal.test"}]}}
-    for parts in (
-        {"outbounds": [{"protocol": "freedom", "tag": tag}]},
-        {"inbounds": [{**vless(), "tag": tag}]},
-        portal,
-    ):
-        with pytest.raises(InvalidConfig, match=tag):
-            of(**parts)
-
-
-def test_selectors_without_measure() -> None:
-    """Thousands of balancers that select thousands of outbounds take no time; too many are refused, not written out."""
-    outbounds = [{"protocol": "blackhole", "tag": str(number)} for number in range(2000)]
-
-    def balanced(balancers: int) -> list[int]:
-        routing = {"balancers": [{"tag": str(number), "selector": [""] * 500} for number in range(balancers)]}
-        made = of(outbounds=outbounds, routing=routing)
-        return [len(found.outbound_selector) for found in router(made.base).balancing_rule]
-
-    began = time.process_time()
-    assert balanced(20) == [2000] * 20
-    assert time.process_time() - began < 2
-    with pytest.raises(InvalidConfig, match="outbounds"):
-        balanced(501)
-
-
-def _matched(selector: list[str], tags: list[str]) -> list[str]:
-    return [tag for tag in tags if any(tag.startswith(prefix) for prefix in selector)]
-
-
-def test_other_selectors_stay() -> None:
-    """A selector that cannot match the API's outbound is left as it is."""
-    made = of(
-        outbounds=[{"protocol": "freedom", "tag": "one-1"}],
-        routing={"balancers": [{"tag": "b", "selector": ["one-", "gone"]}], "rules": []},
-    )
-    (found,) = router(made.base).balancing_rule
-    assert list(found.outbound_selector) == ["one-", "gone"]
 
 
 # Inbounds

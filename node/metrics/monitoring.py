@@ -1,0 +1,71 @@
+"""What monitoring is told, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from node.backend.generations import Generations
+from node.backend.runner import Runner
+from node.contract.counters import Scope
+from node.metrics.figures import Figures, Sources
+from node.metrics.lag import Lag
+from node.metrics.pages import Meters, Pages
+from node.metrics.readiness import Readiness, checks
+from node.reactor import PooledReactor
+from node.state.store import Store
+from node.traffic.polling import Traffic
+
+
+class Backend(Protocol):
+    """What is read of it."""
+
+    @property
+    def runner(self) -> Runner: ...
+
+    @property
+    def generations(self) -> Generations: ...
+
+    @property
+    def traffic(self) -> Traffic: ...
+
+    @property
+    def warnings(self) -> Sequence[str]: ...
+
+
+class Monitoring:
+    """The looks at the loop and at readiness, each with a start and an end of its own, and the pages."""
+
+    def __init__(
+        self,
+        reactor: PooledReactor,
+        backend: Backend,
+        store: Store,
+        meters: Meters,
+        *,
+        state_dir: Path,
+        places: int,
+        users: bool,
+        prefix: str,
+        crowd: Callable[[], Iterable[tuple[str, bool]]],
+        expires: Callable[[], float],
+    ) -> None:
+        """`users`: whether bytes are told by user, too. The rest is as `Sources` and `Figures` have it."""
+        self.lag = Lag(reactor)
+        self.readiness = Readiness(reactor, checks(store, backend.runner.status, backend.generations))
+        sources = Sources(
+            runner=backend.runner,
+            generations=backend.generations,
+            traffic=backend.traffic,
+            store=store,
+            readiness=self.readiness,
+            lag=self.lag,
+            state_dir=state_dir,
+            places=places,
+            scopes=[*Scope] if users else [Scope.INBOUND, Scope.OUTBOUND],
+            crowd=crowd,
+            warnings=lambda: backend.warnings,
+            expires=expires,
+        )
+        self.pages = Pages(reactor, Figures(reactor, sources, prefix), meters, self.readiness).all()

@@ -1,0 +1,278 @@
+"""Runs that come beside the one that serves for changes of users, and because of the age of what it knows."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from twisted.internet.defer import Deferred, ensureDeferred
+
+from node.backend import drain
+from node.backend.backoff import STEADY
+from node.backend.drain import Limits
+from node.backend.keeper import PATIENCE, REFRESH, RETRY, SESSIONS
+from node.backend.probation import SECONDS as PROBATION
+from node.backend.renewal import CROWDED_WINDOW, WINDOW
+from node.errors import Aborted, CoreFailed, UsersRefused
+from protos.service_pb2 import User
+from tests.harness.memory import SharedGeneration, person
+from tests.harness.overlap import ANN, BOB, CY, GRACE, OverlapTests
+
+
+class Renewals(OverlapTests):
+    def setUp(self) -> None:
+        super().setUp()
+        self.driver.dear = lambda change: change.packed is not None
+
+    def settled(self, done: Deferred[None], seconds: float = 1.0) -> Deferred[None]:
+        self.pass_time(seconds)
+        return done
+
+    def test_users_who_come(self) -> None:
+        """Nobody else notices."""
+        old = self.started("a", ANN)
+        self.successResultOf(self.settled(self.sync(ANN, BOB)))
+        self.assertEqual((old.alive, self.names(self.current)), (True, {"ann", "bob"}))
+
+    def test_who_leaves_with_them(self) -> None:
+        """Is out of the old one when the caller hears."""
+        old = self.started("a", ANN, BOB)
+        self.driver.dear = lambda change: old is self.generations.current
+        self.successResultOf(self.settled(self.sync(ANN, CY)))
+        self.assertEqual((old.alive, self.names(old), self.names(self.current)), (True, {"ann"}, {"ann", "cy"}))
+
+    def test_none_comes_up_with_them(self) -> None:
+        """The one that serves goes on, and they are told."""
+        old = self.started("a", ANN)
+        self.driver.faults = [CoreFailed("it fell")]
+        [refused] = self.failureResultOf(self.settled(self.sync(ANN, BOB)), UsersRefused).value.refused
+        self.assertEqual((refused, self.current, self.state[0]), (("bob", "a: it fell"), old, "running"))
+
+    def test_a_stop_while_they_come(self) -> None:
+        """The run that was to come in does not; the one that waits for a Start is given all connections."""
+        old = self.started("a", ANN)
+        self.driver.proving.shut = True
+        sync = self.settled(self.sync(ANN, BOB))
+        stop = ensureDeferred(self.runner.stop("asked", GRACE))
+        self.driver.proving.open()
+        self.failureResultOf(sync, Aborted)
+        self.successResultOf(stop)
+        self.successResultOf(self.settled(self.start("a", ANN, BOB)))
+        self.assertEqual((self.current, self.names(self.current)), (self.driver.led, {"ann", "bob"}))
+        self.assertEqual(self.generations.draining, (old,))
+        old.connections = 0
+        self.pass_time(10)
+        self.assertFalse(old.alive)
+
+    def test_a_start_while_they_come(self) -> None:
+        """The run that they are not in keeps whom it has by its own configuration."""
+        old = self.started("a,b", person("ann", "one", "a", "b"))
+        self.driver.proving.shut = True
+        sync = self.settled(self.sync(person("ann", "one", "a", "b"), person("bob", "two", "a", "b")))
+        start = self.start("b", person("ann", "one", "a", "b"))
+        self.driver.proving.open()
+        for done in (start, sync):
+            self.successResultOf(done)
+        self.assertEqual((old.alive, old.accounts), (True, {"a": {"ann": b"one"}, "b": {"ann": b"one"}}))
+
+    def test_nobody_waits_for_more_of_them(self) -> None:
+        """A Start or a Stop comes at once, however long they are collected for."""
+        for hurry in (lambda: self.start("a x"), lambda: ensureDeferred(self.runner.stop("asked"))):
+            self.started("a")
+            for user in (ANN, BOB):
+                self.successResultOf(self.settled(ensureDeferred(self.runner.users.update([user]))))
+            late = ensureDeferred(self.runner.users.update([CY]))
+            self.pass_time(1)
+            self.assertNoResult(late)
+            hurried = hurry()
+            self.pass_time(1)
+            self.successResultOf(hurried)
+            late.addErrback(lambda _: None)
+            self.successResultOf(late)
+            self.successResultOf(ensureDeferred(self.runner.stop("asked")))
+
+    def test_a_stop_leaves_nothing_to_do(self) -> None:
+        """Also if a run takes over only then."""
+        self.started("a", ANN)
+        self.driver.proving.shut = True
+        sync = self.settled(self.sync(ANN, BOB))
+        stop = ensureDeferred(self.runner.stop("asked"))
+        self.failureResultOf(sync, Aborted)
+        self.driver.proving.open()
+        self.successResultOf(stop)
+        self.assertEqual((self.driver.running, self.clock.getDelayedCalls()), ([], []))
+
+    def test_many_one_after_another(self) -> None:
+        """Where one that drains would end early they are collected for longer."""
+        self.started("a")
+        for user in (ANN, BOB):
+            self.successResultOf(self.settled(ensureDeferred(self.runner.users.update([user]))))
+        self.assertEqual(len(self.generations.draining), 2)
+        late = ensureDeferred(self.runner.users.update([CY]))
+        self.pass_time(CROWDED_WINDOW - 1)
+        self.assertNoResult(late)
+        self.successResultOf(self.settled(late, 2))
+        self.assertEqual((len(self.generations.draining), self.names(self.current)), (2, {"ann", "bob", "cy"}))
+
+    def test_where_nothing_may_drain(self) -> None:
+        """Users come in by a restart, and nobody waits for more of them."""
+        self.runner._supervisor._drain._limits = Limits(generations=0)
+        self.started("a", ANN)
+        self.successResultOf(self.settled(self.sync(ANN, BOB)))
+        self.assertIn("DRAIN_GENERATIONS is 0", "".join(self.runner.warnings))
+
+    def test_one_that_dies_at_once(self) -> None:
+        """The one before it serves again, and the users who came with it come with the next one, at once."""
+        old = self.started("a", ANN)
+        self.successResultOf(self.settled(self.sync(ANN, BOB)))
+        self.current.die()
+        self.pass_time(0)
+        self.assertEqual((self.current, self.names(old), self.state[0]), (old, {"ann"}, "running"))
+        self.pass_time(WINDOW + 0.5)
+        self.assertEqual(self.names(self.current), {"ann", "bob"})
+
+    def test_one_that_dies_after_a_while(self) -> None:
+        """Also where the one before it takes them while it runs, and has served for long."""
+        old = self.started("a", ANN)
+        self.successResultOf(self.settled(self.sync(ANN, BOB)))
+        self.driver.dear = lambda _: False
+        self.pass_time(PROBATION - 1)
+        self.current.die()
+        self.pass_time(0)
+        self.assertEqual((self.current, self.names(old)), (old, {"ann", "bob"}))
+        self.pass_time(STEADY)
+        old.die()
+        self.pass_time(0)
+        self.assertEqual((self.names(self.current), self.state), ({"ann", "bob"}, ("running", "")))
+
+    def test_each_of_them_dies_at_once(self) -> None:
+        """The next one comes later and later, and the one before serves all the time."""
+        old = self.started("a", ANN)
+        self.sync(ANN, BOB)
+        for seconds in range(16):
+            for run in self.driver.running:
+                if run is not old:
+                    run.die()
+            self.pass_time(1)
+            self.assertIn(old, self.generations.serving, seconds)
+        self.assertIn(len(self.driver.launches), range(5, 9))
+
+    def test_it_is_stopped_before_they_come_again(self) -> None:
+        self.started("a", ANN)
+        self.successResultOf(self.settled(self.sync(ANN, BOB)))
+        self.current.die()
+        stopped = ensureDeferred(self.runner.stop("asked"))
+        self.pass_time(3)
+        self.successResultOf(stopped)
+        self.assertEqual((self.driver.running, self.state[0]), ([], "stopped"))
+
+
+class Refreshes(OverlapTests):
+    """Another run for the sake of users whom the core keeps out though it knows their credentials."""
+
+    def removed(self, *staying: User) -> SharedGeneration:
+        """The run from which somebody was removed just now."""
+        run = self.current
+        run.lingering = True
+        self.successResultOf(self.sync(*staying))
+        return run
+
+    def test_soon(self) -> None:
+        """It knows nothing of them, and nobody's connections end for it."""
+        self.started("a", ANN, BOB)
+        old = self.removed(BOB)
+        self.pass_time(REFRESH + 0.5)
+        self.assertEqual((self.names(self.current), self.current is old, old.alive), ({"bob"}, False, True))
+
+    def test_one_that_does_not_come_up(self) -> None:
+        """Is tried again after a while, without another change."""
+        self.started("a", ANN, BOB)
+        old = self.removed(BOB)
+        self.driver.faults = [CoreFailed("it fell")]
+        self.pass_time(REFRESH + RETRY - 1)
+        self.assertEqual((self.current, len(self.driver.launches)), (old, 2))
+        self.pass_time(2)
+        self.assertIsNot(self.current, old)
+
+    def test_where_one_that_drains_would_end(self) -> None:
+        """It waits for that to end by itself, for a while."""
+        for config in ("a", "a x", "a y"):
+            self.started(config, ANN, BOB)
+        oldest, serving = self.generations.draining[0], self.removed(BOB)
+        self.pass_time(REFRESH * 3)
+        self.assertEqual((self.current, oldest.alive), (serving, True))
+        cast(SharedGeneration, oldest).connections = 0
+        self.pass_time(REFRESH + 2)
+        self.assertNotEqual((self.current, oldest.alive), (serving, True))
+
+    def test_where_sessions_would_end(self) -> None:
+        """It waits for longer, and that begins anew when another run has come for another reason."""
+        self.started("a", ANN, BOB, CY)
+        self.removed(ANN, BOB).ends_sessions = True
+        self.pass_time(SESSIONS / 2)
+        self.driver.dear = lambda change: change.key == "cy"
+        self.sync(ANN, BOB, CY)
+        self.pass_time(2)
+        serving = self.removed(BOB, CY)
+        serving.ends_sessions = True
+        self.pass_time(SESSIONS - 2)
+        self.assertIs(self.current, serving)
+        self.pass_time(REFRESH * 2 + 2)
+        self.assertIsNot(self.current, serving)
+
+    def test_where_none_ends(self) -> None:
+        """Who was removed does not wait for ever."""
+        self.runner._supervisor._drain._limits = Limits(timeout=600.0, generations=2)
+        for config in ("a", "a x", "a y"):
+            self.started(config, ANN, BOB)
+        oldest, serving = self.generations.draining[0], self.removed(BOB)
+        self.pass_time(PATIENCE - 1)
+        self.assertEqual((self.current, oldest.alive), (serving, True))
+        self.pass_time(REFRESH * 2 + 2)
+        self.assertEqual((self.current is serving, oldest.alive), (False, False))
+
+    def test_a_start_that_fails_meanwhile(self) -> None:
+        """Whether they left before it or during it: another run comes in afterwards."""
+        for early in (True, False):
+            old = self.started("a", ANN, BOB)
+            old.lingering = True
+            if early:
+                self.successResultOf(self.remove("ann"))
+            self.driver.launching.shut = True
+            self.driver.faults = [CoreFailed("it fell")]
+            starting = self.start("a x", ANN, BOB)
+            self.successResultOf(self.remove("ann"))
+            self.pass_time(REFRESH + 1)
+            self.driver.launching.open()
+            self.failureResultOf(starting, CoreFailed)
+            self.pass_time(REFRESH + 1)
+            self.assertIsNot(self.current, old)
+
+    def test_a_stop_and_an_equal_start_meanwhile(self) -> None:
+        self.started("a", ANN, BOB)
+        old = self.removed(BOB)
+        self.successResultOf(ensureDeferred(self.runner.stop("asked", GRACE)))
+        self.pass_time(REFRESH + 1)
+        self.successResultOf(self.start("a", BOB))
+        self.pass_time(REFRESH + 1)
+        self.assertIsNot(self.current, old)
+
+    def test_a_way_back(self) -> None:
+        """The next look at its users sees to it."""
+        old = self.started("a", ANN, BOB)
+        old.lingering = True
+        self.started("a x", BOB).die()
+        self.pass_time(61 + REFRESH)
+        self.assertIsNot(self.current, old)
+
+    def test_too_little_memory(self) -> None:
+        """No run that drains is ended for it."""
+        self.runner._supervisor._drain._limits = Limits(timeout=600.0, generations=4)
+        for config in ("a", "a x"):
+            self.started(config, ANN, BOB)
+        self.patch(drain, "available", lambda: 0)
+        oldest, serving = self.generations.draining[0], self.removed(BOB)
+        self.pass_time(REFRESH + RETRY + 1)
+        self.assertEqual((self.current, oldest.alive), (serving, True))
+        self.patch(drain, "available", lambda: 1 << 40)
+        self.pass_time(RETRY + 1)
+        self.assertEqual((self.current is serving, oldest.alive), (False, True))

@@ -1,0 +1,202 @@
+"""What is on record of a backend, and a node that goes on with it."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import Deferred, ensureDeferred
+
+from node.errors import (
+    CoreFailed,
+    InvalidConfig,
+    NodeError,
+    NotInitialized,
+    UsersRefused,
+)
+from protos.service_pb2 import Backend, User
+from tests.harness.memory import (
+    person,
+)
+from tests.harness.runner import ANN, BOB, CY, GRACE, RunnerTests
+
+
+class Records(RunnerTests):
+    """What a node that is killed at any moment would leave."""
+
+    def kept(self) -> tuple[str, list[str]]:
+        return Backend.FromString(self.record.request).config, list(self.record.kept)
+
+    def test_what_was_accepted(self) -> None:
+        """The backend that runs, without its users, and each of them by himself."""
+        self.successResultOf(self.start("a,b", ANN, BOB, exclude=("b",)))
+        kept = Backend.FromString(self.record.request)
+        self.assertEqual((kept.config, list(kept.exclude_inbounds), list(kept.users)), ("a,b", ["b"], []))
+        self.assertEqual([User.FromString(packed) for packed in self.record.kept.values()], [ANN, BOB])
+
+    def test_only_what_changed(self) -> None:
+        """A sync, an equal Start, one user: who stays the same is not written again."""
+        self.started("a", ANN, BOB)
+        written = self.record.written
+        for same in (self.sync_users(ANN, BOB), self.start("a", ANN, BOB), self.sync_user(BOB)):
+            self.successResultOf(same)
+        self.assertEqual(self.record.written, written)
+        self.successResultOf(self.sync_users(BOB, CY))
+        self.successResultOf(self.sync_user(person("bob", "new", "a")))
+        self.assertEqual(self.record.written, written + 3)
+        self.assertEqual(self.kept(), ("a", ["cy", "bob"]))
+
+    def test_another_backend(self) -> None:
+        """The one before stays until the new one runs, with its own users, also those of the time between."""
+        self.started("a", ANN)
+        self.driver.launching.shut = True
+        start = self.start("b", person("bob", "two", "b"))
+        self.successResultOf(self.sync_user(person("cy", "three", "a", "b")))
+        self.assertEqual(self.kept(), ("a", ["ann", "cy"]))
+        self.driver.launching.open()
+        self.successResultOf(start)
+        self.assertEqual(self.kept(), ("b", ["cy", "bob"]))
+
+    def test_a_start_that_fails(self) -> None:
+        """What ran before is what there is."""
+        self.started("a", ANN)
+        self.driver.faults = [CoreFailed("no")]
+        self.failureResultOf(self.start("b", BOB), CoreFailed)
+        self.successResultOf(self.sync_user(CY))
+        self.assertEqual(self.kept(), ("a", ["ann", "cy"]))
+
+    def test_a_set_behind_an_equal_start(self) -> None:
+        """A whole set that waited for a Start which takes the core back is the last word, on disk as well."""
+        self.started("a")
+        self.driver.reading.shut = True
+        refused = self.start("a bad")
+        equal, sync = self.start("a", ANN), self.sync_users(BOB)
+        self.driver.reading.open()
+        for deferred in (equal, sync):
+            self.successResultOf(deferred)
+        self.failureResultOf(refused, InvalidConfig)
+        self.assertEqual((self.kept(), self.accounts()), (("a", ["bob"]), {"bob": b"two"}))
+
+    def test_where_credentials_collide(self) -> None:
+        """Who has a credential depends on the order then: it is the same on disk."""
+        twin = person("zoe", "one", "a")
+        self.started("a", ANN, twin)
+        self.failureResultOf(self.sync_users(twin, BOB, ANN), UsersRefused)
+        self.assertEqual(self.kept(), ("a", ["zoe", "bob", "ann"]))
+        self.assertEqual(self.accounts(), {"zoe": b"one", "bob": b"two"})
+
+    def test_forgotten(self) -> None:
+        """A Stop forgets at once, with grace, too; who takes the core back is there again."""
+        for grace in (0.0, GRACE):
+            self.started("a", ANN, BOB)
+            self.stopped(grace)
+            self.assertEqual(self.kept(), ("", []))
+        self.failureResultOf(self.sync_user(person("bob")), NotInitialized)
+        self.successResultOf(self.start("a", ANN))
+        self.assertEqual(self.kept(), ("a", ["ann"]))
+
+    def test_the_node_ends(self) -> None:
+        """That is no Stop: the next node goes on."""
+        self.started("a", ANN)
+        self.successResultOf(ensureDeferred(self.runner.close()))
+        self.assertEqual(self.kept(), ("a", ["ann"]))
+
+    def test_an_answer_is_a_promise(self) -> None:
+        """Whoever changes something hears of it when it is on disk."""
+        self.started("a")
+        self.record.gate.shut = True
+        calls = [self.sync_users(ANN), ensureDeferred(self.runner.users.update([BOB])), self.start("a", ANN)]
+        for call in calls:
+            self.assertNoResult(call)
+        self.record.gate.open()
+        for call in calls:
+            self.successResultOf(call)
+
+    def test_everything(self) -> None:
+        """A disk that lost some is given all: the same as by changes."""
+        nothing = self.runner.desired.everything()
+        self.assertEqual((nothing.request, nothing.users), (b"", {}))
+        self.started("a", ANN)
+        self.successResultOf(self.sync_user(BOB))
+        everything = self.runner.desired.everything()
+        self.assertEqual((everything.request, everything.users), (self.record.request, self.record.kept))
+
+
+class Resumes(RunnerTests):
+    def setUp(self) -> None:
+        super().setUp()
+        self.resumed: list[str] = []
+
+    def resume(self, config: str = "a", *users: User) -> Deferred[None]:
+        request = Backend(config=config, users=users)
+        return ensureDeferred(self.runner.resume(self.driver, request, lambda: self.resumed.append(config)))
+
+    def test_it_runs_again(self) -> None:
+        """With its users; an equal Start joins it."""
+        self.successResultOf(self.resume("a", ANN))
+        self.assertEqual(self.accounts(), {"ann": b"one"})
+        self.successResultOf(self.start("a", ANN, BOB))
+        self.assertEqual(len(self.driver.cores), 1)
+
+    def test_tried_again(self) -> None:
+        """A core that does not come up is tried by the crash policy; until then nobody takes users for it."""
+        self.driver.faults = [CoreFailed("no"), CoreFailed("not yet"), CoreFailed("later")]
+        self.successResultOf(self.resume("a", ANN))
+        self.pass_time(0)
+        self.assertEqual(
+            (self.runner.status.state, self.runner.status.reason),
+            ("failed", "not resumed: not yet; this is tried again"),
+        )
+        self.failureResultOf(self.sync_users(BOB), CoreFailed)
+        self.pass_time(4)
+        self.assertEqual((self.runner.status.state, self.accounts()), ("running", {"ann": b"one"}))
+        self.assertEqual(self.resumed, ["a"])
+
+    def test_users_wait_for_it(self) -> None:
+        """Changes of users wait until it runs, or fails: who is removed meanwhile does not come back later."""
+        for fault in (None, CoreFailed("no")):
+            self.driver.launching.shut = True
+            resumed, sync = self.resume("a", ANN, BOB), self.sync_user(person("bob"))
+            for deferred in (resumed, sync):
+                self.assertNoResult(deferred)
+            self.driver.faults = [fault, fault] if fault else []
+            self.driver.launching.open()
+            self.successResultOf(resumed)
+            if fault:
+                self.failureResultOf(sync, CoreFailed)
+            else:
+                self.successResultOf(sync)
+                self.assertEqual((self.accounts(), list(self.record.kept)), ({"ann": b"one"}, ["ann"]))
+            self.stopped()
+
+    def test_refused(self) -> None:
+        """A configuration that the core does not take any more does not mend itself."""
+        self.successResultOf(self.resume("a bad", ANN))
+        self.pass_time(100)
+        self.assertEqual((self.runner.status.state, self.driver.launches), ("failed", []))
+
+    def test_a_start_that_fails_meanwhile(self) -> None:
+        """It does not end the tries, and `reason` says so."""
+        for fault in (CoreFailed("it fell"), InvalidConfig("it is odd")):
+            self.driver.faults = [CoreFailed("no"), CoreFailed("no"), CoreFailed("not yet")]
+            self.successResultOf(self.resume("a", ANN))
+            self.pass_time(1)
+            self.assertEqual((self.runner.status.state, self.driver.faults), ("failed", []))
+            self.failureResultOf(self.start("b bad", BOB), InvalidConfig)
+            self.driver.faults = [fault]
+            self.failureResultOf(self.start("b", BOB), NodeError)
+            self.assertEqual(self.runner.status.state, "failed")
+            self.assertIn("tried again", self.runner.status.reason)
+            self.pass_time(4)
+            self.assertEqual((self.runner.status.state, self.accounts()), ("running", {"ann": b"one"}))
+            self.tearDown()
+            self.setUp()
+
+    def test_a_controller_is_faster(self) -> None:
+        """A Start ends the tries, a Stop as well."""
+        for act in (lambda: self.start("b", BOB), self.stop):
+            self.driver.faults = [CoreFailed("no")] * 2
+            self.successResultOf(self.resume("a", ANN))
+            self.pass_time(0)
+            self.successResultOf(act())
+            before = len(self.driver.cores)
+            self.pass_time(100)
+            self.assertEqual((len(self.driver.cores), self.resumed), (before, []))
+            self.stopped()
