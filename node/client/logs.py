@@ -114,10 +114,13 @@ class LogStream:
         await until_done(self._reactor, self._reconnect, self._patience, error)
 
     async def _reconnect(self) -> None:
-        self._source.close()
         self._source = await self._connect(self._last.place)
         if not self._last.place:
-            self._go_on(await self._beginning())
+            try:
+                self._go_on(await self._beginning())
+            except NoReply:
+                self._source.close()
+                raise
 
     async def _beginning(self) -> list[Line]:
         """What a new connection begins with, or more."""
