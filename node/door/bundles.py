@@ -21,6 +21,9 @@ _PREFIX = struct.Struct(">BL")
 BUNDLED = b"\0"
 _FIRST = _PREFIX.pack(0, len(BUNDLED)) + BUNDLED
 _CONNECTION = 0
+# Bytes taken away after which the server is told at once; else it is when the client says something, which it may not
+# do before it has seen half of its window.
+MUCH = 64
 
 
 def bundle(messages: Iterable[bytes]) -> bytes:
@@ -66,6 +69,11 @@ class Bundles:
         self._taken[_CONNECTION] += len(self._fresh.pop(stream, b""))
         self._streams.pop(stream, None)
         self._taken.pop(stream, None)
+
+    @property
+    def much(self) -> bool:
+        """So much was taken away that the server may wait for a client that has not seen enough to let it go on."""
+        return self._taken[_CONNECTION] >= MUCH
 
     def give_back(self) -> bytes:
         """Frames that let the server send as much again as was taken away."""
