@@ -66,7 +66,8 @@ class Bundles:
 
     def over(self, stream: int) -> None:
         """The stream is answered, or given up."""
-        self._taken[_CONNECTION] += len(self._fresh.pop(stream, b""))
+        if begun := self._fresh.pop(stream, b""):
+            self._taken[_CONNECTION] += len(begun)
         self._streams.pop(stream, None)
         self._taken.pop(stream, None)
 

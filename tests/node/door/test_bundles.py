@@ -106,6 +106,22 @@ def test_others_stay_as_they_are(messages: list[bytes], at: list[int]) -> None:
     assert bundles.give_back() == b""
 
 
+def test_a_stream_without_bundles_gives_nothing_back() -> None:
+    """A window that grows by nothing is an error, which ends the connection (RFC 9113, 6.9)."""
+    bundles = Bundles({1})
+    bundles.feed(wire([*HEADERS[:1], *data(1, message(b"a reply"))]))
+    bundles.over(1)
+    assert bundles.give_back() == b""
+
+
+def test_a_sign_that_is_cut_off_is_given_back() -> None:
+    """Of the stream there is none any more; the connection has its bytes again."""
+    bundles = Bundles({1})
+    bundles.feed(wire([*HEADERS[:1], *data(1, message(BUNDLED)[:3])]))
+    bundles.over(1)
+    assert [(frame.stream, payload) for frame, payload in read(bundles.give_back())[0]] == [(0, bytes((0, 0, 0, 3)))]
+
+
 def test_a_stream_that_is_over() -> None:
     """Nothing is kept of it, and what the server still writes is passed, for the client counts it."""
     opened = {1}
