@@ -21,6 +21,9 @@ _PREFIX = struct.Struct(">BL")
 BUNDLED = b"\0"
 _FIRST = _PREFIX.pack(0, len(BUNDLED)) + BUNDLED
 _CONNECTION = 0
+# Bytes taken away after which the server is told at once; else it is when the client says something, which it may not
+# do before it has seen half of its window.
+MUCH = 64
 
 
 def bundle(messages: Iterable[bytes]) -> bytes:
@@ -36,8 +39,9 @@ class Bundles:
         self._open = open
         self._skip = 0
         self._held = b""
-        # Streams of which the server has sent no message so far, and those with bundles.
-        self._fresh: set[int] = set()
+        # Streams of which the server has sent no more than what BUNDLED begins with, and those with bundles. A window
+        # that is all but full cuts anything, so what may be the sign waits until it is known.
+        self._fresh: dict[int, bytes] = {}
         self._streams: dict[int, _Bundled] = {}
         # Bytes that the client never sees, so the server would wait in vain for it to have taken them.
         self._taken: Counter[int] = Counter()
@@ -62,9 +66,15 @@ class Bundles:
 
     def over(self, stream: int) -> None:
         """The stream is answered, or given up."""
-        self._fresh.discard(stream)
+        if begun := self._fresh.pop(stream, b""):
+            self._taken[_CONNECTION] += len(begun)
         self._streams.pop(stream, None)
         self._taken.pop(stream, None)
+
+    @property
+    def much(self) -> bool:
+        """So much was taken away that the server may wait for a client that has not seen enough to let it go on."""
+        return self._taken[_CONNECTION] >= MUCH
 
     def give_back(self) -> bytes:
         """Frames that let the server send as much again as was taken away."""
@@ -73,28 +83,45 @@ class Bundles:
         return frames
 
     def _concerns(self, frame: Frame) -> bool:
-        """Whether this may be another frame for the client; of a stream's first one its length tells."""
+        """Whether this may be another frame for the client."""
         if frame.kind == Kind.HEADERS and frame.stream in self._open:
-            self._fresh.add(frame.stream)
-        if frame.kind != Kind.DATA:
+            self._fresh.setdefault(frame.stream, b"")
+        return frame.kind == Kind.DATA and (frame.stream in self._streams or self._may_tell(frame))
+
+    def _may_tell(self, frame: Frame) -> bool:
+        """It may be the sign, or a part of it: of most streams' first one its length tells that it is not."""
+        begun = self._fresh.get(frame.stream)
+        if not begun and begun is not None and frame.length > len(_FIRST):
+            del self._fresh[frame.stream]
             return False
-        if frame.stream in self._fresh and frame.length != len(_FIRST):
-            self._fresh.discard(frame.stream)
-        return frame.stream in self._streams or frame.stream in self._fresh
+        return begun is not None
 
     def _inside(self, frame: Frame, payload: bytes) -> bytes:
         """The frame as it is for the client."""
         bundled = self._streams.get(frame.stream)
-        if bundled is not None:
-            inside = bundled.inside(payload)
-        elif payload == _FIRST:
-            self._streams[frame.stream], inside = _Bundled(), b""
-        else:
-            inside = payload
-        self._fresh.discard(frame.stream)
-        for place in (_CONNECTION, frame.stream) if len(inside) < len(payload) else ():
-            self._taken[place] += len(payload) - len(inside)
+        if bundled is None:
+            return self._first(frame, payload)
+        inside = bundled.inside(payload)
+        self._take(frame.stream, len(payload) - len(inside))
         return frame._replace(length=len(inside)).header() + inside if inside or frame.flags else b""
+
+    def _first(self, frame: Frame, payload: bytes) -> bytes:
+        """Of a stream of which it is not known whether it has bundles."""
+        begun = self._fresh.pop(frame.stream)
+        sign = begun + payload
+        if sign == _FIRST:
+            self._streams[frame.stream] = _Bundled()
+            self._take(frame.stream, len(sign))
+        elif _FIRST.startswith(sign) and not frame.flags:
+            self._fresh[frame.stream] = sign
+        else:
+            before = frame._replace(flags=0, length=len(begun)).header() + begun if begun else b""
+            return before + frame.header() + payload
+        return b""
+
+    def _take(self, stream: int, size: int) -> None:
+        for place in (_CONNECTION, stream) if size else ():
+            self._taken[place] += size
 
 
 @dataclass

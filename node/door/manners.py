@@ -151,6 +151,11 @@ class Manners:
         return self._sent.between and not self._sent_block
 
     @property
+    def paused(self) -> bool:
+        """The client is not in the middle of a frame, nor of a block of headers."""
+        return self._received.between and self._block is None
+
+    @property
     def gap(self) -> int | None:
         """Where in the last piece received a frame of ours may be put: between frames, in no block of headers."""
         if self._received.gap is None:

@@ -113,6 +113,8 @@ class Relay(Protocol):
             self._end = written(self.transport)
         self._tell_refusals()
         self._look_for_replies()
+        if self._manners.bundles.much and self._manners.paused and self._server is not None:
+            self._server.transport.write(self._manners.bundles.give_back())
 
     def server_lost(self) -> None:
         """The server has ended the connection, and said so in its own words."""

@@ -52,7 +52,7 @@ batches = st.lists(
 )
 
 
-@given(batches, cuts, st.binary(max_size=9))
+@given(batches, cuts, st.binary(max_size=9).filter(lambda reply: reply != BUNDLED))
 def test_the_client_gets_the_messages(sent: list[tuple[int, list[bytes], int]], at: list[int], reply: bytes) -> None:
     """What the client has been sent and what was given back to the server are together what the server has sent."""
     frames = [*HEADERS, *(frame for stream in STREAMS for frame in data(stream, message(BUNDLED)))]
@@ -77,6 +77,25 @@ def test_the_client_gets_the_messages(sent: list[tuple[int, list[bytes], int]], 
     assert sum(size for whose, size in given if whose == 0) == sum(size for whose, size in given if whose)
 
 
+@given(st.integers(1, 6), cuts)
+def test_a_sign_in_pieces(size: int, at: list[int]) -> None:
+    """The client's window may have room for a part of it alone, where another stream is not read."""
+    sent = wire([*HEADERS[:1], *data(1, message(BUNDLED), size), *data(1, message(bundle([b"line"])))])
+    bundles = Bundles({1})
+    out = b"".join(map(bundles.feed, pieces(sent, at)))
+    assert read(out)[1] == {1: message(b"line")}
+    assert [frame.stream for frame, _ in read(bundles.give_back())[0]] == [0, 1]
+
+
+@given(st.integers(1, 7), st.binary(max_size=20), cuts)
+def test_a_reply_in_pieces(size: int, reply: bytes, at: list[int]) -> None:
+    """What begins like the sign reaches the client whole."""
+    bundles = Bundles({1})
+    sent = wire([*HEADERS[:1], *data(1, message(b"x" + reply), size)])
+    assert read(b"".join(map(bundles.feed, pieces(sent, at))))[1] == {1: message(b"x" + reply)}
+    assert bundles.give_back() == b""
+
+
 @given(st.lists(st.binary(max_size=20), max_size=6), cuts)
 def test_others_stay_as_they_are(messages: list[bytes], at: list[int]) -> None:
     """Also what looks like the sign, where a message is not the first, or not a message at all."""
@@ -85,6 +104,22 @@ def test_others_stay_as_they_are(messages: list[bytes], at: list[int]) -> None:
     bundles = Bundles({OTHER})
     assert b"".join(map(bundles.feed, pieces(sent, at))) == sent
     assert bundles.give_back() == b""
+
+
+def test_a_stream_without_bundles_gives_nothing_back() -> None:
+    """A window that grows by nothing is an error, which ends the connection (RFC 9113, 6.9)."""
+    bundles = Bundles({1})
+    bundles.feed(wire([*HEADERS[:1], *data(1, message(b"a reply"))]))
+    bundles.over(1)
+    assert bundles.give_back() == b""
+
+
+def test_a_sign_that_is_cut_off_is_given_back() -> None:
+    """Of the stream there is none any more; the connection has its bytes again."""
+    bundles = Bundles({1})
+    bundles.feed(wire([*HEADERS[:1], *data(1, message(BUNDLED)[:3])]))
+    bundles.over(1)
+    assert [(frame.stream, payload) for frame, payload in read(bundles.give_back())[0]] == [(0, bytes((0, 0, 0, 3)))]
 
 
 def test_a_stream_that_is_over() -> None:
@@ -96,7 +131,7 @@ def test_a_stream_that_is_over() -> None:
     bundles.over(1)
     late = wire([*HEADERS[:1], *data(1, message(bundle([b"line"])))])
     assert bundles.feed(late) == late
-    assert (bundles._fresh, bundles._streams, sum(bundles._taken.values())) == (set(), {}, len(message(BUNDLED)))
+    assert (bundles._fresh, bundles._streams, sum(bundles._taken.values())) == ({}, {}, len(message(BUNDLED)))
 
 
 @given(st.binary(max_size=500), cuts)

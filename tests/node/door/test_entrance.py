@@ -395,6 +395,25 @@ class RelayTests(DoorCase):
             self.ring.extend(sent[begin : begin + 3])
             await until(partial(are_here, begin + 3))
 
+    async def test_short_lines_through_a_narrow_window(self) -> None:
+        """A client that has seen less than half of its window says nothing; what is around lines must not fill it."""
+        client = await self.connect(LineReader())
+        names = {":method": "POST", ":scheme": "http", ":path": f"/{SERVICE.full_name}/GetLogs", ":authority": "x"}
+        client.http.send_headers(
+            1, [*names.items(), ("te", "trailers"), ("content-type", "application/grpc"), ("x-api-key", KEY)]
+        )
+        client.http.send_data(1, bytes(5), end_stream=True)
+        client.flush()
+        await until(client.heard(ResponseReceived))
+
+        def are_here(whole: int) -> Any:
+            self.clock.advance(relay.GATHER)
+            return len(client.lines) == whole
+
+        for number in range(60):
+            self.ring.extend([""])
+            await until(partial(are_here, number + 1))
+
     async def test_names_are_forgotten(self) -> None:
         """Of a client that is gone nothing is left."""
         client = await self.connect(Http2())
