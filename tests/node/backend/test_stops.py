@@ -120,8 +120,8 @@ class Stops(RunnerTests):
             self.successResultOf(stop)
             self.assertEqual((self.driver.running, self.runner.status.state), ([], "stopped"), name)
 
-    def test_stopped_outwards_at_once(self) -> None:
-        """A Stop counts although the Start that it aborted still clears up."""
+    def starts_clear_up_until(self) -> Deferred[None]:
+        """Have no core come up, and each Start that is aborted clear up until this fires."""
         cleared: Deferred[None] = Deferred()
 
         async def slow(plan: MemoryPlan, target: Mapping[str, Accounts], seconds: float) -> MemoryGeneration:
@@ -131,6 +131,11 @@ class Stops(RunnerTests):
                 await cleared
 
         self.driver.launch = slow  # type: ignore[method-assign]
+        return cleared
+
+    def test_stopped_outwards_at_once(self) -> None:
+        """A Stop counts although the Start that it aborted still clears up."""
+        cleared = self.starts_clear_up_until()
         start, stop = self.start("a", ANN), self.stop()
         self.assertEqual(self.runner.status.state, "stopped")
         self.assertRaises(NotInitialized, self.runner.status.require)
@@ -176,15 +181,7 @@ class Stops(RunnerTests):
 
     def test_two_stops_while_a_start_clears_up(self) -> None:
         """The second does not end the clearing up that the first one waits for: both answer when no core is left."""
-        cleared: Deferred[None] = Deferred()
-
-        async def slow(plan: MemoryPlan, target: Mapping[str, Accounts], seconds: float) -> MemoryGeneration:
-            try:
-                return await Deferred()
-            finally:
-                await cleared
-
-        self.driver.launch = slow  # type: ignore[method-assign]
+        cleared = self.starts_clear_up_until()
         start, both = self.start("a", ANN), [self.stop(), self.stop()]
         for deferred in (start, *both):
             self.assertNoResult(deferred)

@@ -374,9 +374,9 @@ class RelayTests(DoorCase):
         self.clock.advance(relay.FAREWELL)
         await until(lambda: not self.site.connections)
 
-    async def test_log_lines_through_a_narrow_window(self) -> None:
-        """They come in bundles, of which the client knows nothing: each is a message, in order, none is missing."""
-        client = await self.connect(LineReader())
+    async def reading_lines(self) -> LineReader:
+        """A client with a narrow window, whose log stream has begun."""
+        client: LineReader = await self.connect(LineReader())
         names = {":method": "POST", ":scheme": "http", ":path": f"/{SERVICE.full_name}/GetLogs", ":authority": "x"}
         client.http.send_headers(
             1, [*names.items(), ("te", "trailers"), ("content-type", "application/grpc"), ("x-api-key", KEY)]
@@ -384,6 +384,11 @@ class RelayTests(DoorCase):
         client.http.send_data(1, bytes(5), end_stream=True)
         client.flush()
         await until(client.heard(ResponseReceived))
+        return client
+
+    async def test_log_lines_through_a_narrow_window(self) -> None:
+        """They come in bundles, of which the client knows nothing: each is a message, in order, none is missing."""
+        client = await self.reading_lines()
         sent = [f"line {number}" for number in range(150)]
 
         def are_here(whole: int) -> Any:
@@ -397,14 +402,7 @@ class RelayTests(DoorCase):
 
     async def test_short_lines_through_a_narrow_window(self) -> None:
         """A client that has seen less than half of its window says nothing; what is around lines must not fill it."""
-        client = await self.connect(LineReader())
-        names = {":method": "POST", ":scheme": "http", ":path": f"/{SERVICE.full_name}/GetLogs", ":authority": "x"}
-        client.http.send_headers(
-            1, [*names.items(), ("te", "trailers"), ("content-type", "application/grpc"), ("x-api-key", KEY)]
-        )
-        client.http.send_data(1, bytes(5), end_stream=True)
-        client.flush()
-        await until(client.heard(ResponseReceived))
+        client = await self.reading_lines()
 
         def are_here(whole: int) -> Any:
             self.clock.advance(relay.GATHER)
