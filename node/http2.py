@@ -1,4 +1,4 @@
-"""HTTP/2's words (RFC 9113): kinds of frames, their flags and their header."""
+"""HTTP/2's words (RFC 9113): kinds of frames, their flags and their header; and gRPC's messages inside DATA."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ PRIORITY = 0x20
 
 # The length's high and low part, kind, flags, stream.
 HEADER = struct.Struct(">BHBBL")
+# Before each message of gRPC's: whether it is compressed, and how long it is (PROTOCOL-HTTP2.md of gRPC).
+PREFIX = struct.Struct(">BL")
 # The highest bit of a stream's number means nothing.
 STREAM = 0x7FFF_FFFF
 
@@ -44,6 +46,11 @@ def frame(kind: Kind, flags: int, stream: int, payload: bytes = b"") -> bytes:
     """A whole frame."""
     size = len(payload)
     return HEADER.pack(size >> 16, size & 0xFFFF, kind, flags, stream) + payload
+
+
+def framed(message: bytes) -> bytes:
+    """A message of gRPC's, behind its prefix."""
+    return PREFIX.pack(0, len(message)) + message
 
 
 def reset(stream: int, code: Code) -> bytes:

@@ -10,8 +10,8 @@ from twisted.python.failure import Failure
 from drivers.http2 import fields, frames
 from drivers.http2.fields import BadFields
 from drivers.http2.frames import BadFrame, Frame, Frames, Setting, number, pairs, plain, settings
-from drivers.http2.stream import End, Status, Stream, end_of, framed
-from node.http2 import ACK, END_HEADERS, END_STREAM, PREFACE, STREAM, Code, Kind, frame, reset, window_update
+from drivers.http2.stream import End, Status, Stream, end_of
+from node.http2 import ACK, END_HEADERS, END_STREAM, PREFACE, STREAM, Code, Kind, frame, framed, reset, window_update
 
 # What RFC 9113 says of windows before anything is set.
 _WINDOW = 65_535
@@ -111,10 +111,8 @@ class Connection(Protocol):
             stream.wake()
 
     def _left(self, stream: Stream) -> None:
-        """Nobody waits for this call any more. If it took too long, and the core never said a word, the next goes by
-
-        another connection: some accept before they can answer, and what came then is lost.
-        """
+        """Nobody waits for this call any more."""
+        # Some cores accept before they can answer, and what came then is lost: the next call takes another connection.
         late = stream.end is not None and stream.end.status == Status.DEADLINE_EXCEEDED
         self.usable = self.usable and (self._heard or not late)
         # One that was not begun cannot be ended; the end of another makes room, which has to be known first.

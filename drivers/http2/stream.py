@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,8 +10,7 @@ from urllib.parse import unquote
 
 from twisted.internet.defer import Deferred
 
-# Whether a message is compressed, and its length.
-_PREFIX = struct.Struct(">BL")
+from node.http2 import PREFIX
 
 
 class Status(IntEnum):
@@ -32,11 +30,6 @@ class End:
 
     status: int | None
     text: str = ""
-
-
-def framed(message: bytes) -> bytes:
-    """A message as it goes on its way."""
-    return _PREFIX.pack(0, len(message)) + message
 
 
 def end_of(fields: Mapping[str, str]) -> End:
@@ -78,15 +71,15 @@ class Stream:
     def received(self, data: bytes) -> None:
         """A part of the messages."""
         self._begun += data
-        while len(self._begun) >= _PREFIX.size:
-            compressed, size = _PREFIX.unpack_from(self._begun)
-            after = _PREFIX.size + size
+        while len(self._begun) >= PREFIX.size:
+            compressed, size = PREFIX.unpack_from(self._begun)
+            after = PREFIX.size + size
             if compressed:
                 self.ended(End(Status.INTERNAL, "the core compresses what it was not asked to"))
                 return
             if len(self._begun) < after:
                 return
-            self.messages.append(bytes(memoryview(self._begun)[_PREFIX.size : after]))
+            self.messages.append(bytes(memoryview(self._begun)[PREFIX.size : after]))
             del self._begun[:after]
 
     def ended(self, end: End) -> None:

@@ -6,20 +6,17 @@ around them is taken away here, before the client sees it. Pure.
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from node.door.frames import Frame
-from node.http2 import HEADER, Kind, window_update
+from node.http2 import HEADER, PREFIX, Kind, framed, window_update
 
-# Before each message of gRPC's: whether it is compressed, and how long it is (PROTOCOL-HTTP2.md of gRPC).
-_PREFIX = struct.Struct(">BL")
 # No message of protobuf's is like it: a field without a number.
 BUNDLED = b"\0"
-_FIRST = _PREFIX.pack(0, len(BUNDLED)) + BUNDLED
+_FIRST = framed(BUNDLED)
 _CONNECTION = 0
 # Bytes taken away after which the server is told at once; else it is when the client says something, which it may not
 # do before it has seen half of its window.
@@ -28,7 +25,7 @@ MUCH = 64
 
 def bundle(messages: Iterable[bytes]) -> bytes:
     """One message for gRPC's server, around these."""
-    return b"".join([part for message in messages for part in (_PREFIX.pack(0, len(message)), message)])
+    return b"".join(map(framed, messages))
 
 
 class Bundles:
@@ -140,9 +137,9 @@ class _Bundled:
                 kept.append(payload[:size])
                 self.left -= size
             else:
-                size = _PREFIX.size - len(self.prefix)
+                size = PREFIX.size - len(self.prefix)
                 self.prefix += payload[:size]
-                if len(self.prefix) == _PREFIX.size:
-                    self.prefix, self.left = b"", _PREFIX.unpack(self.prefix)[1]
+                if len(self.prefix) == PREFIX.size:
+                    self.prefix, self.left = b"", PREFIX.unpack(self.prefix)[1]
             payload = payload[size:]
         return b"".join(kept)

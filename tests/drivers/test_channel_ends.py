@@ -12,8 +12,7 @@ from twisted.internet.testing import StringTransport
 from twisted.logger import globalLogPublisher
 
 from drivers.channel import LATE, OVER, ApiFailed, Channel
-from drivers.http2.stream import framed
-from node.http2 import END_HEADERS, END_STREAM, Kind, frame
+from node.http2 import END_HEADERS, END_STREAM, Kind, frame, framed
 from protos.xray_pb2 import Nothing, Stat
 from scripts.staging import background
 from scripts.staging.ports import free_port

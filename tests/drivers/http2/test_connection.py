@@ -12,8 +12,8 @@ from twisted.internet.testing import StringTransport
 
 from drivers.http2.connection import LOST, UNTOLD, Connection
 from drivers.http2.frames import Frame, Frames, Setting, settings
-from drivers.http2.stream import End, Status, Stream, framed
-from node.http2 import ACK, END_HEADERS, END_STREAM, PREFACE, Code, Kind, frame, reset, window_update
+from drivers.http2.stream import End, Status, Stream
+from node.http2 import ACK, END_HEADERS, END_STREAM, PREFACE, Code, Kind, frame, framed, reset, window_update
 
 OK = b"\x88"
 # `grpc-status: 0`, spelled out.

@@ -8,8 +8,8 @@ import pytest
 from twisted.internet.defer import Deferred
 
 from drivers.http2.frames import Setting, settings
-from drivers.http2.stream import Status, framed
-from node.http2 import END_HEADERS, END_STREAM, Code, Kind, frame, reset, window_update
+from drivers.http2.stream import Status
+from node.http2 import END_HEADERS, END_STREAM, Code, Kind, frame, framed, reset, window_update
 from tests.drivers.http2.test_connection import DONE, OK, Core, ends
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from drivers.http2 import fields
 from drivers.http2.frames import BadFrame, Frame, Frames, number, pairs, plain
-from drivers.http2.stream import End, Status, Stream, end_of, framed
-from node.http2 import END_STREAM, PADDED, PRIORITY, Kind, frame
+from drivers.http2.stream import End, Status, Stream, end_of
+from node.http2 import END_STREAM, PADDED, PRIORITY, Kind, frame, framed
 
 kinds = st.sampled_from([*Kind])
 frames = st.lists(st.builds(Frame, kinds, st.integers(0, 255), st.integers(0, 2**31 - 1), st.binary(max_size=300)))
