@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from node.http2 import PREFIX
+
 # Bytes of all bodies together. What is smaller than `SMALL` costs no more than the call itself, and has a place always.
 BUDGET = 256 * 1024 * 1024
 SMALL = 64 * 1024
@@ -11,8 +13,6 @@ SMALL = 64 * 1024
 LARGEST = 64 * 1024 * 1024
 # Seconds after which whoever found no place may come again.
 AGAIN = 1.0
-# Before each message of gRPC's: whether it is compressed, and how long it is (PROTOCOL-HTTP2.md of gRPC).
-_PREFIX = 5
 
 
 class Bodies:
@@ -62,9 +62,9 @@ class Messages:
                 size = min(one.left, len(payload))
                 one.left -= size
             else:
-                size = _PREFIX - len(one.prefix)
+                size = PREFIX.size - len(one.prefix)
                 one.prefix += payload[:size]
-                if len(one.prefix) == _PREFIX:
+                if len(one.prefix) == PREFIX.size:
                     one.left = int.from_bytes(one.prefix[1:])
                     one.prefix = b""
                     self._hold(stream, one, one.left)
