@@ -21,6 +21,11 @@ class StatType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     Inbound: _ClassVar[StatType]
     UsersStat: _ClassVar[StatType]
     UserStat: _ClassVar[StatType]
+
+class LimitAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CUT: _ClassVar[LimitAction]
+    TELL: _ClassVar[LimitAction]
 XRAY: BackendType
 WIREGUARD: BackendType
 SING_BOX: BackendType
@@ -30,13 +35,15 @@ Inbounds: StatType
 Inbound: StatType
 UsersStat: StatType
 UserStat: StatType
+CUT: LimitAction
+TELL: LimitAction
 
 class Empty(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class BaseInfoResponse(_message.Message):
-    __slots__ = ("running", "core_version", "version", "core_type", "state", "reason", "warnings")
+    __slots__ = ("running", "core_version", "version", "core_type", "state", "reason", "warnings", "limits")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     CORE_VERSION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +51,7 @@ class BaseInfoResponse(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
     running: bool
     core_version: str
     version: str
@@ -51,7 +59,8 @@ class BaseInfoResponse(_message.Message):
     state: str
     reason: str
     warnings: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, running: bool = ..., core_version: _Optional[str] = ..., version: _Optional[str] = ..., core_type: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
+    limits: LimitsSummary
+    def __init__(self, running: bool = ..., core_version: _Optional[str] = ..., version: _Optional[str] = ..., core_type: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., warnings: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[LimitsSummary, _Mapping]] = ...) -> None: ...
 
 class Backend(_message.Message):
     __slots__ = ("type", "config", "users", "keep_alive", "exclude_inbounds")
@@ -264,14 +273,179 @@ class Proxy(_message.Message):
     def __init__(self, vmess: _Optional[_Union[Vmess, _Mapping]] = ..., vless: _Optional[_Union[Vless, _Mapping]] = ..., trojan: _Optional[_Union[Trojan, _Mapping]] = ..., shadowsocks: _Optional[_Union[Shadowsocks, _Mapping]] = ..., wireguard: _Optional[_Union[Wireguard, _Mapping]] = ..., hysteria: _Optional[_Union[Hysteria, _Mapping]] = ..., masque: _Optional[_Union[Masque, _Mapping]] = ...) -> None: ...
 
 class User(_message.Message):
-    __slots__ = ("email", "proxies", "inbounds")
+    __slots__ = ("email", "proxies", "inbounds", "limits")
     EMAIL_FIELD_NUMBER: _ClassVar[int]
     PROXIES_FIELD_NUMBER: _ClassVar[int]
     INBOUNDS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
     email: str
     proxies: Proxy
     inbounds: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, email: _Optional[str] = ..., proxies: _Optional[_Union[Proxy, _Mapping]] = ..., inbounds: _Optional[_Iterable[str]] = ...) -> None: ...
+    limits: Limits
+    def __init__(self, email: _Optional[str] = ..., proxies: _Optional[_Union[Proxy, _Mapping]] = ..., inbounds: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
+
+class Limits(_message.Message):
+    __slots__ = ("bytes", "expires_at", "expires_action", "addresses", "addresses_action", "speed")
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_ACTION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_ACTION_FIELD_NUMBER: _ClassVar[int]
+    SPEED_FIELD_NUMBER: _ClassVar[int]
+    bytes: Quota
+    expires_at: int
+    expires_action: LimitAction
+    addresses: int
+    addresses_action: LimitAction
+    speed: Speed
+    def __init__(self, bytes: _Optional[_Union[Quota, _Mapping]] = ..., expires_at: _Optional[int] = ..., expires_action: _Optional[_Union[LimitAction, str]] = ..., addresses: _Optional[int] = ..., addresses_action: _Optional[_Union[LimitAction, str]] = ..., speed: _Optional[_Union[Speed, _Mapping]] = ...) -> None: ...
+
+class Quota(_message.Message):
+    __slots__ = ("bytes", "way", "since", "used", "period", "reset_day", "action")
+    class Way(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        BOTH: _ClassVar[Quota.Way]
+        UP: _ClassVar[Quota.Way]
+        DOWN: _ClassVar[Quota.Way]
+    BOTH: Quota.Way
+    UP: Quota.Way
+    DOWN: Quota.Way
+    class Period(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NEVER: _ClassVar[Quota.Period]
+        DAY: _ClassVar[Quota.Period]
+        WEEK: _ClassVar[Quota.Period]
+        MONTH: _ClassVar[Quota.Period]
+    NEVER: Quota.Period
+    DAY: Quota.Period
+    WEEK: Quota.Period
+    MONTH: Quota.Period
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    WAY_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_FIELD_NUMBER: _ClassVar[int]
+    RESET_DAY_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    way: Quota.Way
+    since: int
+    used: int
+    period: Quota.Period
+    reset_day: int
+    action: LimitAction
+    def __init__(self, bytes: _Optional[int] = ..., way: _Optional[_Union[Quota.Way, str]] = ..., since: _Optional[int] = ..., used: _Optional[int] = ..., period: _Optional[_Union[Quota.Period, str]] = ..., reset_day: _Optional[int] = ..., action: _Optional[_Union[LimitAction, str]] = ...) -> None: ...
+
+class Speed(_message.Message):
+    __slots__ = ("down", "up")
+    DOWN_FIELD_NUMBER: _ClassVar[int]
+    UP_FIELD_NUMBER: _ClassVar[int]
+    down: int
+    up: int
+    def __init__(self, down: _Optional[int] = ..., up: _Optional[int] = ...) -> None: ...
+
+class UserLimits(_message.Message):
+    __slots__ = ("name", "limits")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    limits: Limits
+    def __init__(self, name: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
+
+class SetLimitsRequest(_message.Message):
+    __slots__ = ("users",)
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    users: _containers.RepeatedCompositeFieldContainer[UserLimits]
+    def __init__(self, users: _Optional[_Iterable[_Union[UserLimits, _Mapping]]] = ...) -> None: ...
+
+class SetLimitsResponse(_message.Message):
+    __slots__ = ("notes",)
+    class Note(_message.Message):
+        __slots__ = ("name", "text")
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        TEXT_FIELD_NUMBER: _ClassVar[int]
+        name: str
+        text: str
+        def __init__(self, name: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    notes: _containers.RepeatedCompositeFieldContainer[SetLimitsResponse.Note]
+    def __init__(self, notes: _Optional[_Iterable[_Union[SetLimitsResponse.Note, _Mapping]]] = ...) -> None: ...
+
+class GetLimitsRequest(_message.Message):
+    __slots__ = ("after", "limit", "names", "off")
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    OFF_FIELD_NUMBER: _ClassVar[int]
+    after: str
+    limit: int
+    names: _containers.RepeatedScalarFieldContainer[str]
+    off: bool
+    def __init__(self, after: _Optional[str] = ..., limit: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., off: bool = ...) -> None: ...
+
+class LimitState(_message.Message):
+    __slots__ = ("name", "limits", "used_up", "used_down", "left", "counted_since", "resets_at", "addresses", "off_since", "off_for", "notes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    USED_UP_FIELD_NUMBER: _ClassVar[int]
+    USED_DOWN_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_SINCE_FIELD_NUMBER: _ClassVar[int]
+    RESETS_AT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    OFF_SINCE_FIELD_NUMBER: _ClassVar[int]
+    OFF_FOR_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    limits: Limits
+    used_up: int
+    used_down: int
+    left: int
+    counted_since: float
+    resets_at: int
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    off_since: float
+    off_for: _containers.RepeatedScalarFieldContainer[str]
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., used_up: _Optional[int] = ..., used_down: _Optional[int] = ..., left: _Optional[int] = ..., counted_since: _Optional[float] = ..., resets_at: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., off_since: _Optional[float] = ..., off_for: _Optional[_Iterable[str]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class GetLimitsResponse(_message.Message):
+    __slots__ = ("users", "next", "total")
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    users: _containers.RepeatedCompositeFieldContainer[LimitState]
+    next: str
+    total: int
+    def __init__(self, users: _Optional[_Iterable[_Union[LimitState, _Mapping]]] = ..., next: _Optional[str] = ..., total: _Optional[int] = ...) -> None: ...
+
+class LimitsSummary(_message.Message):
+    __slots__ = ("limited", "off_quota", "off_expired", "near", "too_many_addresses", "node")
+    LIMITED_FIELD_NUMBER: _ClassVar[int]
+    OFF_QUOTA_FIELD_NUMBER: _ClassVar[int]
+    OFF_EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    NEAR_FIELD_NUMBER: _ClassVar[int]
+    TOO_MANY_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    limited: int
+    off_quota: int
+    off_expired: int
+    near: int
+    too_many_addresses: int
+    node: NodeQuota
+    def __init__(self, limited: _Optional[int] = ..., off_quota: _Optional[int] = ..., off_expired: _Optional[int] = ..., near: _Optional[int] = ..., too_many_addresses: _Optional[int] = ..., node: _Optional[_Union[NodeQuota, _Mapping]] = ...) -> None: ...
+
+class NodeQuota(_message.Message):
+    __slots__ = ("bytes", "used", "resets_at", "closed")
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    RESETS_AT_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    used: int
+    resets_at: int
+    closed: bool
+    def __init__(self, bytes: _Optional[int] = ..., used: _Optional[int] = ..., resets_at: _Optional[int] = ..., closed: bool = ...) -> None: ...
 
 class Users(_message.Message):
     __slots__ = ("users",)
@@ -302,7 +476,7 @@ class ListUsersRequest(_message.Message):
     def __init__(self, after: _Optional[str] = ..., limit: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., credentials: bool = ...) -> None: ...
 
 class ListedUser(_message.Message):
-    __slots__ = ("name", "inbounds", "unknown", "confirmed", "leaving", "pending", "refused", "proxies", "shortened")
+    __slots__ = ("name", "inbounds", "unknown", "confirmed", "leaving", "pending", "refused", "proxies", "shortened", "limits")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INBOUNDS_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_FIELD_NUMBER: _ClassVar[int]
@@ -312,6 +486,7 @@ class ListedUser(_message.Message):
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     PROXIES_FIELD_NUMBER: _ClassVar[int]
     SHORTENED_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
     name: str
     inbounds: _containers.RepeatedScalarFieldContainer[str]
     unknown: _containers.RepeatedScalarFieldContainer[str]
@@ -321,7 +496,8 @@ class ListedUser(_message.Message):
     refused: _containers.RepeatedScalarFieldContainer[str]
     proxies: Proxy
     shortened: bool
-    def __init__(self, name: _Optional[str] = ..., inbounds: _Optional[_Iterable[str]] = ..., unknown: _Optional[_Iterable[str]] = ..., confirmed: _Optional[_Iterable[str]] = ..., leaving: _Optional[_Iterable[str]] = ..., pending: bool = ..., refused: _Optional[_Iterable[str]] = ..., proxies: _Optional[_Union[Proxy, _Mapping]] = ..., shortened: bool = ...) -> None: ...
+    limits: Limits
+    def __init__(self, name: _Optional[str] = ..., inbounds: _Optional[_Iterable[str]] = ..., unknown: _Optional[_Iterable[str]] = ..., confirmed: _Optional[_Iterable[str]] = ..., leaving: _Optional[_Iterable[str]] = ..., pending: bool = ..., refused: _Optional[_Iterable[str]] = ..., proxies: _Optional[_Union[Proxy, _Mapping]] = ..., shortened: bool = ..., limits: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
 
 class ListUsersResponse(_message.Message):
     __slots__ = ("users", "next", "total", "revision", "state", "credentials")

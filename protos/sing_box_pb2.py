@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/sing_box.proto\x12\x0ftxnode.sing_box\"\t\n\x07Nothing\"/\n\x07Version\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0b\x61pi_version\x18\x02 \x01(\x05\"\x1f\n\tStartedAt\x12\x12\n\nstarted_at\x18\x01 \x01(\x03\" \n\x0cSubscription\x12\x10\n\x08interval\x18\x01 \x01(\x03\"Z\n\x06Status\x12\x0e\n\x06memory\x18\x01 \x01(\x04\x12\x12\n\ngoroutines\x18\x02 \x01(\x05\x12\x14\n\x0cuplink_total\x18\x08 \x01(\x03\x12\x16\n\x0e\x64ownlink_total\x18\t \x01(\x03\"S\n\x10\x43onnectionEvents\x12\x30\n\x06\x65vents\x18\x01 \x03(\x0b\x32 .txnode.sing_box.ConnectionEvent\x12\r\n\x05reset\x18\x02 \x01(\x08\"\x9d\x01\n\x0f\x43onnectionEvent\x12\x0c\n\x04type\x18\x01 \x01(\x05\x12\n\n\x02id\x18\x02 \x01(\t\x12/\n\nconnection\x18\x03 \x01(\x0b\x32\x1b.txnode.sing_box.Connection\x12\x14\n\x0cuplink_delta\x18\x04 \x01(\x03\x12\x16\n\x0e\x64ownlink_delta\x18\x05 \x01(\x03\x12\x11\n\tclosed_at\x18\x06 \x01(\x03\"\xae\x01\n\nConnection\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07inbound\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x06 \x01(\t\x12\x0c\n\x04user\x18\n \x01(\t\x12\x12\n\ncreated_at\x18\x0c \x01(\x03\x12\x11\n\tclosed_at\x18\r \x01(\x03\x12\x14\n\x0cuplink_total\x18\x10 \x01(\x03\x12\x16\n\x0e\x64ownlink_total\x18\x11 \x01(\x03\x12\x10\n\x08outbound\x18\x13 \x01(\t\"$\n\x16\x43loseConnectionRequest\x12\n\n\x02id\x18\x01 \x01(\t\"4\n\x11QueryStatsRequest\x12\r\n\x05reset\x18\x02 \x01(\x08\x12\x10\n\x08patterns\x18\x03 \x03(\t\"9\n\x12QueryStatsResponse\x12#\n\x04stat\x18\x01 \x03(\x0b\x32\x15.txnode.sing_box.Stat\"#\n\x04Stat\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03\"\xc8\x01\n\x10SysStatsResponse\x12\x15\n\rnum_goroutine\x18\x01 \x01(\r\x12\x0e\n\x06num_gc\x18\x02 \x01(\r\x12\r\n\x05\x61lloc\x18\x03 \x01(\x04\x12\x13\n\x0btotal_alloc\x18\x04 \x01(\x04\x12\x0b\n\x03sys\x18\x05 \x01(\x04\x12\x0f\n\x07mallocs\x18\x06 \x01(\x04\x12\r\n\x05\x66rees\x18\x07 \x01(\x04\x12\x14\n\x0clive_objects\x18\x08 \x01(\x04\x12\x16\n\x0epause_total_ns\x18\t \x01(\x04\x12\x0e\n\x06uptime\x18\n \x01(\r\"_\n\x05Group\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x10\n\x08selected\x18\x04 \x01(\t\x12)\n\x05items\x18\x06 \x03(\x0b\x32\x1a.txnode.sing_box.GroupItem\"G\n\tGroupItem\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x15\n\rurl_test_time\x18\x03 \x01(\x03\x12\x16\n\x0eurl_test_delay\x18\x04 \x01(\x05\"/\n\x06Groups\x12%\n\x05group\x18\x01 \x03(\x0b\x32\x16.txnode.sing_box.Group\"@\n\x15SelectOutboundRequest\x12\x11\n\tgroup_tag\x18\x01 \x01(\t\x12\x14\n\x0coutbound_tag\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/sing_box.proto\x12\x0ftxnode.sing_box\"\t\n\x07Nothing\"/\n\x07Version\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x13\n\x0b\x61pi_version\x18\x02 \x01(\x05\"\x1f\n\tStartedAt\x12\x12\n\nstarted_at\x18\x01 \x01(\x03\" \n\x0cSubscription\x12\x10\n\x08interval\x18\x01 \x01(\x03\"Z\n\x06Status\x12\x0e\n\x06memory\x18\x01 \x01(\x04\x12\x12\n\ngoroutines\x18\x02 \x01(\x05\x12\x14\n\x0cuplink_total\x18\x08 \x01(\x03\x12\x16\n\x0e\x64ownlink_total\x18\t \x01(\x03\"S\n\x10\x43onnectionEvents\x12\x30\n\x06\x65vents\x18\x01 \x03(\x0b\x32 .txnode.sing_box.ConnectionEvent\x12\r\n\x05reset\x18\x02 \x01(\x08\"\x9d\x01\n\x0f\x43onnectionEvent\x12\x0c\n\x04type\x18\x01 \x01(\x05\x12\n\n\x02id\x18\x02 \x01(\t\x12/\n\nconnection\x18\x03 \x01(\x0b\x32\x1b.txnode.sing_box.Connection\x12\x14\n\x0cuplink_delta\x18\x04 \x01(\x03\x12\x16\n\x0e\x64ownlink_delta\x18\x05 \x01(\x03\x12\x11\n\tclosed_at\x18\x06 \x01(\x03\"\xae\x01\n\nConnection\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07inbound\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x06 \x01(\t\x12\x0c\n\x04user\x18\n \x01(\t\x12\x12\n\ncreated_at\x18\x0c \x01(\x03\x12\x11\n\tclosed_at\x18\r \x01(\x03\x12\x14\n\x0cuplink_total\x18\x10 \x01(\x03\x12\x16\n\x0e\x64ownlink_total\x18\x11 \x01(\x03\x12\x10\n\x08outbound\x18\x13 \x01(\t\"$\n\x16\x43loseConnectionRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x1f\n\x0fGetStatsRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"7\n\x10GetStatsResponse\x12#\n\x04stat\x18\x01 \x01(\x0b\x32\x15.txnode.sing_box.Stat\"4\n\x11QueryStatsRequest\x12\r\n\x05reset\x18\x02 \x01(\x08\x12\x10\n\x08patterns\x18\x03 \x03(\t\"9\n\x12QueryStatsResponse\x12#\n\x04stat\x18\x01 \x03(\x0b\x32\x15.txnode.sing_box.Stat\"#\n\x04Stat\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03\"\xc8\x01\n\x10SysStatsResponse\x12\x15\n\rnum_goroutine\x18\x01 \x01(\r\x12\x0e\n\x06num_gc\x18\x02 \x01(\r\x12\r\n\x05\x61lloc\x18\x03 \x01(\x04\x12\x13\n\x0btotal_alloc\x18\x04 \x01(\x04\x12\x0b\n\x03sys\x18\x05 \x01(\x04\x12\x0f\n\x07mallocs\x18\x06 \x01(\x04\x12\r\n\x05\x66rees\x18\x07 \x01(\x04\x12\x14\n\x0clive_objects\x18\x08 \x01(\x04\x12\x16\n\x0epause_total_ns\x18\t \x01(\x04\x12\x0e\n\x06uptime\x18\n \x01(\r\"_\n\x05Group\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x10\n\x08selected\x18\x04 \x01(\t\x12)\n\x05items\x18\x06 \x03(\x0b\x32\x1a.txnode.sing_box.GroupItem\"G\n\tGroupItem\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x15\n\rurl_test_time\x18\x03 \x01(\x03\x12\x16\n\x0eurl_test_delay\x18\x04 \x01(\x05\"/\n\x06Groups\x12%\n\x05group\x18\x01 \x03(\x0b\x32\x16.txnode.sing_box.Group\"@\n\x15SelectOutboundRequest\x12\x11\n\tgroup_tag\x18\x01 \x01(\t\x12\x14\n\x0coutbound_tag\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,20 +49,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONNECTION']._serialized_end=681
   _globals['_CLOSECONNECTIONREQUEST']._serialized_start=683
   _globals['_CLOSECONNECTIONREQUEST']._serialized_end=719
-  _globals['_QUERYSTATSREQUEST']._serialized_start=721
-  _globals['_QUERYSTATSREQUEST']._serialized_end=773
-  _globals['_QUERYSTATSRESPONSE']._serialized_start=775
-  _globals['_QUERYSTATSRESPONSE']._serialized_end=832
-  _globals['_STAT']._serialized_start=834
-  _globals['_STAT']._serialized_end=869
-  _globals['_SYSSTATSRESPONSE']._serialized_start=872
-  _globals['_SYSSTATSRESPONSE']._serialized_end=1072
-  _globals['_GROUP']._serialized_start=1074
-  _globals['_GROUP']._serialized_end=1169
-  _globals['_GROUPITEM']._serialized_start=1171
-  _globals['_GROUPITEM']._serialized_end=1242
-  _globals['_GROUPS']._serialized_start=1244
-  _globals['_GROUPS']._serialized_end=1291
-  _globals['_SELECTOUTBOUNDREQUEST']._serialized_start=1293
-  _globals['_SELECTOUTBOUNDREQUEST']._serialized_end=1357
+  _globals['_GETSTATSREQUEST']._serialized_start=721
+  _globals['_GETSTATSREQUEST']._serialized_end=752
+  _globals['_GETSTATSRESPONSE']._serialized_start=754
+  _globals['_GETSTATSRESPONSE']._serialized_end=809
+  _globals['_QUERYSTATSREQUEST']._serialized_start=811
+  _globals['_QUERYSTATSREQUEST']._serialized_end=863
+  _globals['_QUERYSTATSRESPONSE']._serialized_start=865
+  _globals['_QUERYSTATSRESPONSE']._serialized_end=922
+  _globals['_STAT']._serialized_start=924
+  _globals['_STAT']._serialized_end=959
+  _globals['_SYSSTATSRESPONSE']._serialized_start=962
+  _globals['_SYSSTATSRESPONSE']._serialized_end=1162
+  _globals['_GROUP']._serialized_start=1164
+  _globals['_GROUP']._serialized_end=1259
+  _globals['_GROUPITEM']._serialized_start=1261
+  _globals['_GROUPITEM']._serialized_end=1332
+  _globals['_GROUPS']._serialized_start=1334
+  _globals['_GROUPS']._serialized_end=1381
+  _globals['_SELECTOUTBOUNDREQUEST']._serialized_start=1383
+  _globals['_SELECTOUTBOUNDREQUEST']._serialized_end=1447
 # @@protoc_insertion_point(module_scope)

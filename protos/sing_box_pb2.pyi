@@ -94,6 +94,18 @@ class CloseConnectionRequest(_message.Message):
     id: str
     def __init__(self, id: _Optional[str] = ...) -> None: ...
 
+class GetStatsRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class GetStatsResponse(_message.Message):
+    __slots__ = ("stat",)
+    STAT_FIELD_NUMBER: _ClassVar[int]
+    stat: Stat
+    def __init__(self, stat: _Optional[_Union[Stat, _Mapping]] = ...) -> None: ...
+
 class QueryStatsRequest(_message.Message):
     __slots__ = ("reset", "patterns")
     RESET_FIELD_NUMBER: _ClassVar[int]

@@ -175,6 +175,24 @@ class Accepts(Protocol):
 
 
 @runtime_checkable
+class Closes(Generation, Protocol):
+    """A generation whose inbounds can be closed to new connections while those that it has go on."""
+
+    @property
+    def open_ports(self) -> Sequence[int]:
+        """Where users get in all the same, by UDP: their datagrams do not tell who is new."""
+
+    async def close_door(self, *, empty: bool = False) -> None:
+        """Take no new TCP connections, at listeners that are new since the last call, too; whoever joins it neither.
+
+        With `empty` those that it has end: somebody may have come before. Raises `errors.CoreFailed`.
+        """
+
+    async def open_door(self) -> None:
+        """Take new connections again. Raises `errors.CoreFailed`."""
+
+
+@runtime_checkable
 class HasProcess(Protocol):
     """A generation that is one process."""
 

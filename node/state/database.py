@@ -40,7 +40,8 @@ class Changes:
     empty for no backend. `left`: seconds of its keep-alive, None for no change; `routing`: what was changed of its
     routing, packed, None for no change. `clean_users`: none of the users that were there stay; with `staged` those
     take their place who were staged. `users` in the order in which they were stored; None is a removal. `rows` are
-    those that nobody has had, `totals` the sums since ever. `events` go behind those that are there; those before
+    those that nobody has had, `totals` the sums since ever. `limits` are records of users, by key; None is a removal.
+    `events` go behind those that are there; those before
     `margins.first` go.
     """
 
@@ -53,6 +54,7 @@ class Changes:
     users: dict[str, bytes | None] = field(default_factory=dict)
     rows: dict[tuple[Scope, str], Row] = field(default_factory=dict)
     totals: dict[tuple[Scope, str], Row] = field(default_factory=dict)
+    limits: dict[str, bytes | None] = field(default_factory=dict)
     margins: Margins | None = None
     events: list[Packed] = field(default_factory=list)
 
@@ -63,6 +65,7 @@ class Changes:
             or self.users
             or self.rows
             or self.totals
+            or self.limits
             or self.request is not None
             or self.left is not None
             or self.routing is not None
@@ -75,7 +78,8 @@ class Saved:
     """What an earlier node left: the serialised Backend (empty: none), its users, the rows that nobody has had.
 
     `left`: seconds of its keep-alive that were left; None for all. `routing`: what was changed of its routing, packed.
-    `margins` and `events`: what happened to it; None where nothing ever did. `totals`: the sums since ever.
+    `margins` and `events`: what happened to it; None where nothing ever did. `totals`: the sums since ever. `limits`:
+    records of users, each with its key.
     """
 
     request: bytes = b""
@@ -86,6 +90,7 @@ class Saved:
     margins: Margins | None = None
     events: tuple[Packed, ...] = ()
     totals: tuple[Row, ...] = ()
+    limits: tuple[tuple[str, bytes], ...] = ()
 
 
 class Database:
@@ -123,6 +128,7 @@ class Database:
             if changes.clean:
                 connection.execute("DELETE FROM traffic")
                 connection.execute("DELETE FROM totals")
+                connection.execute("DELETE FROM limits")
                 connection.execute("DROP TABLE IF EXISTS staged")
             if changes.staged:
                 connection.execute("DROP TABLE users")
@@ -133,6 +139,7 @@ class Database:
             _write_users(connection, "users", changes.users)
             _write_rows(connection, "traffic", changes.rows.values())
             _write_rows(connection, "totals", changes.totals.values())
+            _write_limits(connection, changes.limits)
             _write_events(connection, changes)
 
     def stage(self, users: Mapping[str, bytes]) -> None:
@@ -221,20 +228,30 @@ def _load(connection: sqlite3.Connection) -> Saved:
     _, request, left, routing = (*(backend or (1, b"", None)), b"")[:4]
     packed = tuple(packed for (packed,) in users)
     rows, totals = _rows(connection, "traffic"), _rows(connection, "totals")
-    return Saved(request, left, packed, rows, routing, *_journal(connection), totals)
+    return Saved(request, left, packed, rows, routing, *_journal(connection), totals, _limits(connection))
+
+
+def _has(connection: sqlite3.Connection, table: str) -> bool:
+    """Not if an earlier node, which had no such table, wrote a file that cannot be written."""
+    return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone())
+
+
+def _limits(connection: sqlite3.Connection) -> tuple[tuple[str, bytes], ...]:
+    if not _has(connection, "limits"):
+        return ()
+    return tuple(connection.execute("SELECT key, packed FROM limits").fetchall())
 
 
 def _rows(connection: sqlite3.Connection, table: str) -> tuple[Row, ...]:
-    """The rows of a table; none if an earlier node, which had no such table, wrote a file that cannot be written."""
-    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
+    if not _has(connection, table):
         return ()
     found = connection.execute(f"SELECT scope, name, uplink, downlink FROM {table}")  # noqa: S608 - ours
     return tuple(map(_row, found))
 
 
 def _journal(connection: sqlite3.Connection) -> tuple[Margins | None, tuple[Packed, ...]]:
-    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'journal'").fetchone():
-        return None, ()  # the tables are an earlier node's, too
+    if not _has(connection, "journal"):
+        return None, ()
     margins = connection.execute("SELECT epoch, first, ceiling FROM journal").fetchone()
     events = connection.execute("SELECT sequence, packed FROM events ORDER BY sequence").fetchall()
     return (Margins(*margins), tuple(Packed(*event) for event in events)) if margins else (None, ())
@@ -266,6 +283,13 @@ def _write_rows(connection: sqlite3.Connection, table: str, rows: Iterable[Row])
     full = [(row.scope.value, row.key, row.name, *row.both) for row in rows if any(row.both)]
     connection.executemany(f"DELETE FROM {table} WHERE scope = ? AND key = ?", empty)  # noqa: S608 - ours
     connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?, ?, ?)", full)  # noqa: S608 - ours
+
+
+def _write_limits(connection: sqlite3.Connection, limits: Mapping[str, bytes | None]) -> None:
+    gone = [(key,) for key, packed in limits.items() if packed is None]
+    connection.executemany("DELETE FROM limits WHERE key = ?", gone)
+    there = [row for row in limits.items() if row[1] is not None]
+    connection.executemany("INSERT OR REPLACE INTO limits VALUES (?, ?)", there)
 
 
 def _write_events(connection: sqlite3.Connection, changes: Changes) -> None:

@@ -29,6 +29,7 @@ STEPS = (
         PRIMARY KEY (scope, key)
     ) WITHOUT ROWID;
     """,
+    "CREATE TABLE limits (key TEXT PRIMARY KEY, packed BLOB NOT NULL) WITHOUT ROWID;",
 )
 
 # Where all users of a backend are written before they are those who are wanted; the table then takes the other's name.

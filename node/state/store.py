@@ -167,6 +167,11 @@ class Store:
         self._changes.totals.update({(row.scope, row.key): row for row in rows})
         self._write()
 
+    def limits(self, records: Mapping[str, bytes | None]) -> None:
+        """These records of users changed, by key; None for one that is gone."""
+        self._changes.limits.update(records)
+        self._write()
+
     def event(self, margins: Margins, event: Packed | None = None) -> None:
         """This happened, and these are the margins of all that did. Satisfies `node.events.journal.Keep`."""
         self._changes.margins = margins

@@ -1,0 +1,24 @@
+"""Whether what somebody says of a user's limits can be meant. Pure."""
+
+from __future__ import annotations
+
+from protos.service_pb2 import LimitAction, Limits, Quota
+
+# The last second of the year 9999; what is greater is in other units than seconds.
+_LAST = 253_402_300_799
+
+
+def fault_of(limits: Limits) -> str:
+    """Why these cannot be, or nothing."""
+    quota = limits.bytes
+    actions = {limits.expires_action, limits.addresses_action, quota.action}
+    if not actions.issubset(LimitAction.values()):
+        return "limits: an action is neither CUT nor TELL"
+    if quota.way not in Quota.Way.values() or quota.period not in Quota.Period.values():
+        return "limits: bytes has a way or a period that this node does not know"
+    if quota.reset_day > (7 if quota.period == Quota.WEEK else 31):
+        return f"limits: bytes has a reset_day of {quota.reset_day}"
+    for name, seconds in (("expires_at", limits.expires_at), ("bytes.since", quota.since)):
+        if not 0 <= seconds <= _LAST:
+            return f"limits: {name} is {seconds}, which is no Unix time in seconds"
+    return ""

@@ -1,0 +1,68 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class KeptLimits(_message.Message):
+    __slots__ = ("word", "over", "since", "began", "before", "up", "down", "near", "reached", "expired", "off_since", "gone_since")
+    WORD_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    UP_FIELD_NUMBER: _ClassVar[int]
+    DOWN_FIELD_NUMBER: _ClassVar[int]
+    NEAR_FIELD_NUMBER: _ClassVar[int]
+    REACHED_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    OFF_SINCE_FIELD_NUMBER: _ClassVar[int]
+    GONE_SINCE_FIELD_NUMBER: _ClassVar[int]
+    word: bytes
+    over: bytes
+    since: int
+    began: float
+    before: int
+    up: int
+    down: int
+    near: bool
+    reached: bool
+    expired: bool
+    off_since: float
+    gone_since: float
+    def __init__(self, word: _Optional[bytes] = ..., over: _Optional[bytes] = ..., since: _Optional[int] = ..., began: _Optional[float] = ..., before: _Optional[int] = ..., up: _Optional[int] = ..., down: _Optional[int] = ..., near: bool = ..., reached: bool = ..., expired: bool = ..., off_since: _Optional[float] = ..., gone_since: _Optional[float] = ...) -> None: ...
+
+class KeptBytes(_message.Message):
+    __slots__ = ("received", "sent")
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    received: int
+    sent: int
+    def __init__(self, received: _Optional[int] = ..., sent: _Optional[int] = ...) -> None: ...
+
+class KeptNode(_message.Message):
+    __slots__ = ("began", "seen", "used", "near", "over", "boot", "last")
+    class LastEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: KeptBytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[KeptBytes, _Mapping]] = ...) -> None: ...
+    BEGAN_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    NEAR_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    began: float
+    seen: float
+    used: KeptBytes
+    near: bool
+    over: bool
+    boot: str
+    last: _containers.MessageMap[str, KeptBytes]
+    def __init__(self, began: _Optional[float] = ..., seen: _Optional[float] = ..., used: _Optional[_Union[KeptBytes, _Mapping]] = ..., near: bool = ..., over: bool = ..., boot: _Optional[str] = ..., last: _Optional[_Mapping[str, KeptBytes]] = ...) -> None: ...
