@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from typing import Protocol
+
+from twisted.internet.threads import deferToThreadPool
 
 from drivers.process.child import CoreProcess
 from drivers.process.deaf import Ears
 from drivers.process.run import A, Run
-from drivers.sockets.connections import Ports
+from drivers.sockets.connections import Ports, hang_up
 from drivers.sockets.listeners import Survey
+from drivers.sockets.rights import Unreachable
 from drivers.sockets.sharing import Sharing
-from drivers.sockets.sock_diag import listening
+from drivers.sockets.sock_diag import listeners, listening
 from node.contract.driver import Host, NotShared, Plan
 from node.errors import CoreFailed
 
@@ -62,6 +66,9 @@ class SharedRun(Run[A]):
         self._own_paths = frozenset(own_paths)
         self._number = process.pid or 0
         self._ears = Ears()
+        # Whether no new connections are to be taken, and the sockets that take none.
+        self._closed = False
+        self._shut: frozenset[int] = frozenset()
 
     async def obstacles(self, plan: Plan) -> Sequence[str]:
         """`plan.made` is what plans of our own drivers have."""
@@ -103,6 +110,53 @@ class SharedRun(Run[A]):
             return self._ears.look(listening(ports)) if len(ports) <= MOST else ()
         except OSError as error:
             raise CoreFailed(f"the kernel does not tell who listens: {error}") from error
+
+    async def close_door(self, *, empty: bool = False) -> None:
+        self._closed = True
+        await self._set_door()
+        if empty:
+            await self._hang_up()
+
+    async def open_door(self) -> None:
+        self._closed = False
+        await self._set_door()
+
+    @property
+    def open_ports(self) -> Sequence[int]:
+        return sorted({*self._listening.datagrams, *self._listening.sessions})
+
+    async def keep_closed(self) -> None:
+        """Where it is closed, its listeners may be new."""
+        if self._closed:
+            try:
+                await self._set_door()
+            except CoreFailed as error:
+                self.log.warn("new connections may be taken: {fault}", fault=error)
+
+    async def _hang_up(self) -> None:
+        reactor = self._host.reactor
+        try:
+            await deferToThreadPool(reactor, reactor.getThreadPool(), hang_up, self._number, self._listening.ports)
+        except Unreachable as error:
+            raise CoreFailed(str(error)) from error
+
+    def _listeners_there(self) -> frozenset[int]:
+        """Their inodes, and those of others at the same ports."""
+        return frozenset(chain.from_iterable(listeners(self._listening.ports).values()))
+
+    async def _set_door(self) -> None:
+        """As it is to be, at listeners that are new, too. Of one that has ended nobody is to remember it."""
+        if not self.alive:
+            return
+        try:
+            there = self._listeners_there() if self._closed else frozenset()
+            if not self._closed or self.shared or not there <= self._shut:
+                await self._sharing.close_door(self._number, self._listening.ports, self._closed)
+            self._shut = there
+        except OSError as error:
+            raise CoreFailed(f"its listeners do not let new connections be dropped, or taken: {error}") from error
+        except Unreachable as error:
+            raise CoreFailed(str(error)) from error
 
     @property
     def ends_sessions(self) -> bool:

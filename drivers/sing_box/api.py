@@ -1,9 +1,9 @@
-"""sing-box's own gRPC APIs: its api service, and v2ray_api where the build has it."""
+"""sing-box's own gRPC API, its api service, with v2ray_api where the build has it."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, DeferredLock
@@ -12,6 +12,8 @@ from twisted.internet.task import deferLater
 from drivers.channel import ApiFailed, Channel
 from drivers.sing_box.config import Endpoint
 from drivers.sing_box.fronts import Fronts, Pair, pair_of
+from drivers.sing_box.stats import BULK_DEADLINE, DEADLINE, Stats
+from drivers.sing_box.table import Line, Table
 from drivers.sing_box.tally import Stream, Tally
 from node.logs import Logger
 from node.reactor import Reactor
@@ -20,11 +22,7 @@ from protos import sing_box_pb2
 from protos.sing_box_pb2 import Connection, ConnectionEvents, Group, Groups, Nothing, Status, Subscription
 
 DAEMON = "/daemon.StartedService/"
-STATS = "/v2ray.core.app.stats.command.StatsService/"
-# Seconds.
-DEADLINE = 5.0
-BULK_DEADLINE = 10.0
-# Between two messages of a stream of connections: what a core that is killed takes along.
+# Seconds between two messages of a stream of connections: what a core that is killed takes along.
 INTERVAL = 0.2
 # How old a list of connections may be when somebody asks who is online.
 FRESH = 0.2
@@ -32,6 +30,8 @@ FRESH = 0.2
 SWEEP = 2.0
 # Between two looks at whether connections have ended.
 IDLE_POLL = 0.01
+# Between two lists of all connections while somebody wants to know them: at most, and at least where some are missing.
+RENEW, MISSED = 10.0, 1.0
 # Connections that may end before they are listed: the core remembers 1,000. Seconds until the next list when there were
 # more than that: events are left out then, and the ends of which there is none cannot be counted.
 UNLISTED = 100
@@ -52,12 +52,12 @@ class Api:
         self._reactor = reactor
         self.ports = [range(port, port + 1) for port in endpoint.ports]
         self._daemon = Channel(reactor, endpoint.port, [("authorization", f"Bearer {endpoint.secret}")])
-        self._stats = None if endpoint.stats_port is None else Channel(reactor, endpoint.stats_port)
+        self._stats = None if endpoint.stats_port is None else Stats(reactor, endpoint.stats_port)
         self._tally = None if self._stats else Tally(live)
         self._under_way: list[Deferred[None]] = []
         self._fronts = fronts
         self._barred: set[Pair] = set()
-        self._closing = self._closed = False
+        self._watched = self._closing = self._closed = False
         # Connections of removed users that were closed.
         self.cut = 0
         # How many connections had ended when they were listed, and whether too many have since then.
@@ -65,6 +65,12 @@ class Api:
         self._crowded = Signal()
         self._listing = DeferredLock()
         self._listed: tuple[float, list[Connection]] = (0.0, [])
+        # What is kept of the connections for somebody who wants to know, and tells them of new ones.
+        self._table: Table | None = None
+        self._heard: Callable[[list[Line]], None] = lambda _: None
+        self._following = False
+        self._renewed_at = 0.0
+        self._lacking = Signal()
 
     async def close(self) -> None:
         """End all that is under way; nothing is followed any more. May be called again meanwhile."""
@@ -90,6 +96,20 @@ class Api:
         if self._tally is not None:
             self._watch()
 
+    @property
+    def heeds(self) -> bool:
+        """Whether the table of `heed` has all connections."""
+        return self._following and self._table is not None and not self._table.lacks
+
+    def heed(self, table: Table, heard: Callable[[list[Line]], None]) -> None:
+        """Keep the table from now on, and have `heard` told of each connection that is new there, by its line."""
+        self._table, self._heard = table, heard
+        if self._watched:
+            self._lacking.fire()  # else all is in what the stream begins with
+        self._watch()
+        if not self._closed:
+            self._begin(self._again(self._fill, MISSED))
+
     async def counters(self) -> tuple[dict[str, int], int]:
         """All counters, by the core's names for them, and the bytes that they lack. Raises `ApiFailed`.
 
@@ -102,10 +122,15 @@ class Api:
             lacking = status.uplink_total + status.downlink_total - self._tally.carried
             return dict(self._tally.counters), max(0, lacking)
         assert self._stats is not None
-        request = sing_box_pb2.QueryStatsRequest()
-        path = STATS + "QueryStats"
-        reply = await self._stats.call(path, request, sing_box_pb2.QueryStatsResponse, BULK_DEADLINE)
-        return {stat.name: stat.value for stat in reply.stat}, 0
+        return await self._stats.counters(), 0
+
+    async def some_counters(self, names: Iterable[str]) -> dict[str, int]:
+        """Those of these names that there are; what its stream tells of is as old as the stream. Raises `ApiFailed`."""
+        if self._tally is not None:
+            counters = self._tally.counters
+            return {name: counters[name] for name in names if name in counters}
+        assert self._stats is not None
+        return await self._stats.some_counters(names)
 
     async def online(self, key: str) -> dict[str, int]:
         """A user's addresses, and when their newest connection from there began (Unix seconds). Raises `ApiFailed`."""
@@ -137,11 +162,7 @@ class Api:
 
     async def sys_stats(self) -> sing_box_pb2.SysStatsResponse | None:
         """The run-time's figures; None where the build does not have them. Raises `ApiFailed`."""
-        if self._stats is None:
-            return None
-        reply: sing_box_pb2.SysStatsResponse
-        reply = await self._stats.call(STATS + "GetSysStats", Nothing(), sing_box_pb2.SysStatsResponse, DEADLINE)
-        return reply
+        return None if self._stats is None else await self._stats.sys_stats()
 
     async def started_at(self) -> float:
         """When this run began, Unix seconds. Raises `ApiFailed`."""
@@ -151,10 +172,12 @@ class Api:
     async def connections(self) -> list[Connection]:
         """The connections that are open now. Raises `ApiFailed`."""
         path, request = DAEMON + "SubscribeConnections", Subscription(interval=10**12)
+        number = self._number
         async with aclosing(self._daemon.stream(path, request, ConnectionEvents, BULK_DEADLINE)) as stream:
             async for message in stream:
                 if self._tally is not None:
                     Stream(self._tally).take(message)
+                self._note(message, number)
                 return [event.connection for event in message.events if not event.connection.closed_at]
         return []
 
@@ -168,11 +191,19 @@ class Api:
         """These users may come in again."""
         self._barred -= set(pairs)
 
+    def bars(self, pair: Pair) -> bool:
+        """Whether this user's connections end as they come."""
+        return pair in self._barred
+
     async def until_idle(self, seconds: float) -> None:
         """Wait until there are no connections, or this time is over. Raises `ApiFailed`."""
         deadline = self._reactor.seconds() + seconds
         while await self.connections() and self._reactor.seconds() < deadline:
             await deferLater(self._reactor, IDLE_POLL)
+
+    async def end(self, ids: Iterable[str]) -> set[str]:
+        """End these connections, of users who may come again. Returns those of which the core says that it did."""
+        return await self._close(ids)
 
     async def end_all(self) -> None:
         """End all connections, and every new one. Raises `ApiFailed`."""
@@ -181,7 +212,8 @@ class Api:
         await self._daemon.call(DAEMON + "CloseAllConnections", Nothing(), Nothing, BULK_DEADLINE)
 
     def _watch(self) -> None:
-        if not self._under_way and not self._closed:
+        if not self._watched and not self._closed:
+            self._watched = True
             steps = [
                 (self._follow, INTERVAL),
                 (self._sweep, SWEEP),
@@ -214,12 +246,43 @@ class Api:
         """Take the events as they come."""
         path, request = DAEMON + "SubscribeConnections", Subscription(interval=int(INTERVAL * 1e9))
         counted = Stream(self._tally) if self._tally is not None else None
-        async with aclosing(self._daemon.stream(path, request, ConnectionEvents)) as stream:
-            async for message in stream:
-                if counted is not None:
-                    counted.take(message)
-                    self._note_ends(counted.tally)
-                self._close_barred(message)
+        number = self._number
+        try:
+            async with aclosing(self._daemon.stream(path, request, ConnectionEvents)) as stream:
+                async for message in stream:
+                    self._following = True
+                    if counted is not None:
+                        counted.take(message)
+                        self._note_ends(counted.tally)
+                    self._close_barred(message)
+                    self._note(message, number)
+        finally:
+            self._following = False
+
+    @property
+    def _number(self) -> int:
+        return 0 if self._table is None else self._table.number
+
+    def _note(self, message: ConnectionEvents, number: int) -> None:
+        """Keep the table; `number` was so much when these events were asked for."""
+        if self._table is None:
+            return
+        now = self._reactor.seconds()
+        if message.reset:
+            self._renewed_at = now
+            fresh = self._table.renew(message, number, now)
+        else:
+            fresh = self._table.take(message, now)
+        if self._table.lacks:
+            self._lacking.fire()
+        if fresh:
+            self._heard(fresh)
+
+    async def _fill(self) -> None:
+        """List the connections where the table lacks some."""
+        await self._lacking.wait()
+        await self.connections()
+        self._lacking = Signal()
 
     def _note_ends(self, tally: Tally) -> None:
         if tally.ended >= self._listed_ends + UNLISTED:
@@ -240,12 +303,14 @@ class Api:
             known = [event.connection for event in message.events if event.HasField("connection")]
             wanted = self._unwanted(connection for connection in known if not connection.closed_at)
             if wanted:
-                self._begin(self._close(wanted))
+                self._begin(self._close_removed(wanted))
 
     async def _sweep(self) -> None:
         """Close what events did not tell of."""
         if self._barred:
-            await self._close(self._unwanted(await self.connections()))
+            await self._close_removed(self._unwanted(await self.connections()))
+        elif self._table is not None and self._reactor.seconds() > self._renewed_at + RENEW:
+            await self.connections()
 
     def _unwanted(self, connections: Iterable[Connection]) -> set[str]:
         """Which of these are to be closed."""
@@ -255,15 +320,25 @@ class Api:
         barred = [connection for connection in some if pair_of(connection) in self._barred]
         return {connection.id for connection in (*barred, *self._fronts.by_barred(some, self._barred))}
 
-    async def _close(self, ids: Iterable[str]) -> None:
-        """Close these connections; one that is gone by itself is fine."""
-        left = iter(ids)
+    async def _close_removed(self, ids: Iterable[str]) -> None:
+        """End these connections of users who were removed, or of all."""
+        closed = await self._close(ids)
+        self.cut += 0 if self._closing else len(closed)
+
+    async def _close(self, ids: Iterable[str]) -> set[str]:
+        """Close these connections; one that is gone by itself is fine. Gives up where the core does not answer."""
+        left, closed = iter(ids), set[str]()
 
         async def work() -> None:
             for id in left:
-                with suppress(ApiFailed):
+                try:
                     request = sing_box_pb2.CloseConnectionRequest(id=id)
                     await self._daemon.call(DAEMON + "CloseConnection", request, Nothing, DEADLINE)
-                    self.cut += not self._closing
+                except ApiFailed as error:
+                    if error.silent:
+                        return
+                else:
+                    closed.add(id)
 
         await together(work() for _ in range(IN_FLIGHT))
+        return closed

@@ -127,6 +127,13 @@ class Plan:
         return frozenset(tag for behind, tags in self.fronts.items() if behind not in self.inbounds for tag in tags)
 
     @property
+    def doors(self) -> Mapping[str, Sequence[range]]:
+        """Per managed inbound the ports that its users come to by TCP, those of inbounds that lead to it with them."""
+        ports = {port["tag"]: port.get("listen_port", 0) for port in listening.tcp(self.tree)}
+        ways = {tag: [tag, *self.fronts.get(tag, ())] for tag in self.inbounds}
+        return {tag: [range(ports[one], ports[one] + 1) for one in some if one in ports] for tag, some in ways.items()}
+
+    @property
     def silent(self) -> dict[str, int]:
         """The counters of all inbounds and outbounds before they carried anything: the core has none of them then."""
         scopes = (Scope.INBOUND, Scope.OUTBOUND, Scope.OUTBOUND)

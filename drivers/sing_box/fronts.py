@@ -47,12 +47,13 @@ class Fronts:
         except OSError as error:
             self.log.warn("by which port users came is not known, all their connections end: {error}", error=error)
             return suspects
-        return [connection for connection in suspects if _source(connection) in peers]
+        return [connection for connection in suspects if source_of(connection) in peers]
 
 
-def _source(connection: Connection) -> Endpoint | None:
+def source_of(connection: Connection) -> Endpoint | None:
+    """From where it comes; of an address with a zone, without that. None for what is no address."""
     address, _, port = connection.source.rpartition(":")
     try:
-        return endpoint(address.strip("[]"), int(port))
+        return endpoint(address.strip("[]").partition("%")[0], int(port))
     except (OSError, OverflowError, ValueError):
-        return None  # a name, or an address with a zone: not by a port of ours
+        return None

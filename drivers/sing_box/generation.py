@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from twisted.internet.defer import ensureDeferred
 from twisted.internet.threads import deferToThreadPool
@@ -12,16 +11,21 @@ from twisted.internet.threads import deferToThreadPool
 from drivers.channel import COUNTERS, FIGURES, LATENCY, ONLINE, USERS, ApiFailed, asking
 from drivers.process.child import CoreProcess
 from drivers.process.executable import Files
+from drivers.process.paced import Paced, PacedRun
 from drivers.process.shared import SharedRun
-from drivers.sing_box.accounts import alike, label, login_of, name_of, stranger, unlabelled
+from drivers.sing_box import listening
+from drivers.sing_box.accounts import alike, label, login_of, name_of, stranger
 from drivers.sing_box.api import Api
 from drivers.sing_box.config import Endpoint, Plan
+from drivers.sing_box.connections import Connections
+from drivers.sing_box.counting import reading, spellings
 from drivers.sing_box.groups import NOT_MEASURED, latencies, measures
 from drivers.sing_box.live import LiveUsers
 from drivers.sockets.connections import deafen, run_dry
 from drivers.sockets.rights import Unreachable
 from drivers.sockets.sharing import Sharing
 from node.contract.accounts import Accounts, Change, Refusal, apply, key_of
+from node.contract.connections import Arrived, Live
 from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
 from node.contract.driver import Applied, Exit, Host
 from node.errors import CoreFailed, Unsupported
@@ -36,8 +40,9 @@ LIVE_SECONDS = 5.0
 LACKING = "{:,} bytes that this run of the core carried are counted for nobody: its stream of connections left them out"
 
 
-class SingBoxGeneration(SharedRun[Api]):
-    """Satisfies `node.contract.driver.Generation`, `Shares` and `MeasuresLatency`."""
+class SingBoxGeneration(SharedRun[Api], PacedRun):
+    """Satisfies `node.contract.driver.Generation`, `Shares`, `CountsSome`, `Paces` and
+    `MeasuresLatency`."""
 
     uncounted: frozenset[Scope] = frozenset()
 
@@ -69,8 +74,32 @@ class SingBoxGeneration(SharedRun[Api]):
         # The users of its configuration, and of them those who may come in.
         self._configured = users
         self.accounts: dict[str, Accounts] = {tag: dict(accounts) for tag, accounts in users.items()}
+        self._connections = Connections(host.reactor, api, plan, process, self.accounts)
+        descriptors, shared = self._connections.descriptors, listening.shared(plan.tree)
+        self._paced = Paced(host.reactor, descriptors, plan.doors, shared, self._connections.inodes)
         # However the process ends: nobody asks a port any more that is not its own then.
         process.when_exited().addCallback(self._ended)
+
+    @property
+    def arrived(self) -> Arrived:
+        return self._connections.arrived
+
+    @arrived.setter
+    def arrived(self, arrived: Arrived) -> None:
+        self._connections.arrived = arrived
+
+    @property
+    def unseen(self) -> Mapping[str, str]:
+        return self._connections.unseen
+
+    def may_carry(self, key: str) -> bool:
+        return self._connections.may_carry(key)
+
+    async def look(self, keys: Collection[str]) -> list[Live]:
+        return await self._connections.look(keys)
+
+    async def end(self, connections: Iterable[Live]) -> int:
+        return await self._connections.end(connections)
 
     @property
     def cut(self) -> int:
@@ -89,24 +118,50 @@ class SingBoxGeneration(SharedRun[Api]):
         return [LACKING.format(self._lacking)] if self._lacking else []
 
     async def counters(self) -> Reading:
-        reading = Counter(self.plan.silent)
         with asking(COUNTERS):
             counted, lacking = await self._api.counters()
             live = await self._live_counters()
         self._lacking = max(self._lacking, lacking)
-        for name, value in counted.items():
-            reading[unlabelled(name)] += value
-        for user, both in live.items():
-            for direction, value in zip(DIRECTIONS, both, strict=True):
-                reading[counter_name(Scope.USER, unlabelled(user), direction)] += value
-        return reading
+        return reading(self.plan.silent, counted, live)
+
+    async def some_counters(self, names: Iterable[tuple[Scope, str]]) -> Reading:
+        """All, where one is wanted of whom it was not told: it may have been, by a name that nobody knows any more."""
+        wanted = set[tuple[Scope, str]]()
+        for scope, name in names:
+            spellings = self._counted_as(scope, name)
+            if not spellings:
+                return await self.counters()
+            wanted |= {(scope, spelling) for spelling in spellings}
+        counters = {counter_name(*each, way) for each in wanted for way in DIRECTIONS}
+        silent = {name: 0 for name in self.plan.silent if name in counters}
+        with asking(COUNTERS):
+            counted = await self._api.some_counters(counters)
+            live = await self._some_live({name for scope, name in wanted if scope is Scope.USER})
+        return reading(silent, counted, live)
+
+    def _counted_as(self, scope: Scope, name: str) -> set[str]:
+        """The names by which the core may count this."""
+        if scope is not Scope.USER:
+            return {name} if counter_name(scope, name, DIRECTIONS[0]) in self.plan.silent else set()
+        key = key_of(name)
+        labels = [self._labels[tag, key] for tag in self._live_tags if (tag, key) in self._labels]
+        runs = (*self._configured.values(), *self.accounts.values())
+        return spellings(key, runs, {*self._own_names, *labels})
 
     async def _live_counters(self) -> Mapping[str, tuple[int, int]]:
         """Bytes of live users whom nothing else counts: of all, but where v2ray_api was told of them at the start."""
         if self._live is None or (self._counts and not self._untold):
             return {}
         counted = await self._live.counters()
-        return {user: sums for user, sums in counted.items() if not self._counts or user in self._untold}
+        return {user: sums for user, sums in counted.items() if self._is_apart(user)}
+
+    async def _some_live(self, users: Iterable[str]) -> Mapping[str, tuple[int, int]]:
+        apart = [user for user in users if self._is_apart(user)]
+        return await self._live.some_counters(apart) if self._live is not None and apart else {}
+
+    def _is_apart(self, user: str) -> bool:
+        """Whether a live user's bytes are counted where live users are, and nowhere else."""
+        return not self._counts or user in self._untold
 
     async def online(self, key: str) -> Mapping[str, int]:
         with asking(ONLINE):

@@ -39,6 +39,17 @@ def taken_twice(tree: Json) -> Iterator[tuple[Json, Json]]:
                 yield other, inbound
 
 
+def tcp(tree: Json) -> list[Json]:
+    """The inbounds that take TCP."""
+    return [inbound for inbound in _bound(tree) if "tcp" in _networks(inbound)]
+
+
+def shared(tree: Json) -> frozenset[str]:
+    """Inbounds where a connection may carry many requests, a reverse proxy's those of many users."""
+    kinds = {inbound["tag"]: (inbound.get("transport") or {}).get("type") for inbound in _bound(tree)}
+    return frozenset(tag for tag, kind in kinds.items() if kind in ("http", "grpc"))
+
+
 def datagrams(tree: Json) -> frozenset[int]:
     """The ports where datagrams stand for themselves, if any come."""
     return frozenset(inbound["listen_port"] for inbound in _bound(tree) if inbound["type"] in _APART)

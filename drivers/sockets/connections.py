@@ -95,15 +95,15 @@ def peers(pid: int) -> set[Endpoint]:
     return cut(pid, {}).peers
 
 
-def deafen(pid: int, ports: Ports) -> None:
-    """Have the kernel drop new connections to these TCP ports: clients try again a second later. Raises `Unreachable`.
+def deafen(pid: int, ports: Ports, deaf: bool = True) -> None:
+    """Have the kernel drop new connections to these TCP ports, or no more: clients try again a second later.
 
-    With luck by then another process has the port. A closed listener would refuse them.
+    With luck by then another process has the port. A closed listener would refuse them. Raises `Unreachable`.
     """
     for duplicate in duplicates(pid):
         with socket.socket(fileno=os.dup(duplicate)) as one:
             if listens(one) and at(one.getsockname()[1], ports):
-                reuseport.deafen(one)
+                reuseport.deafen(one, deaf)
 
 
 def run_dry(pid: int, spared: Ports) -> None:
@@ -216,4 +216,7 @@ def _end(descriptor: int, ports: Ports) -> bool:
 
 
 def at(port: int, ports: Ports) -> bool:
-    return any(port in some for some in ports)
+    for some in ports:  # noqa: SIM110 - for thousands of connections at a time; `any` takes three times as long
+        if port in some:
+            return True
+    return False

@@ -14,7 +14,7 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 
-from drivers.sockets.connections import Ports, alive
+from drivers.sockets.connections import Ports, alive, deafen
 from drivers.sockets.datagrams import Datagrams
 from drivers.sockets.listeners import Survey, survey
 from drivers.sockets.reuseport import Address
@@ -48,6 +48,8 @@ class Sharing:
         self._led: int | None = None
         # Another one is about to come: who is alone is held all the same, else the kernel would give it connections.
         self._awaits = False
+        # Those that are closed to new connections: who joins them is, too.
+        self._closed: set[int] = set()
 
     def has(self, pid: int | None) -> bool:
         """Whether its listeners are held: it must not close or open any."""
@@ -112,8 +114,24 @@ class Sharing:
     async def quieten(self, pid: int) -> None:
         """It is about to end: if it has been given new connections, nobody's are accepted any more."""
         self._ending.add(pid)
+        self._closed.discard(pid)
         if pid == self._led:
             await self._do(self._quieten, pid)
+
+    async def close_door(self, pid: int, ports: Ports, closed: bool = True) -> None:
+        """Have no new TCP connections accepted there, or again; who comes to lead later is closed likewise.
+
+        Raises `Unreachable`.
+        """
+        if pid in self._ending:
+            return
+        (self._closed.add if closed else self._closed.discard)(pid)
+        if not self.has(pid):
+            await self._do(deafen, pid, ports, closed)
+        elif closed:
+            await self._do(self._deafen, pid, True)
+        elif self._led is not None and not self._is_closed():
+            await self._do(self._deafen, self._led, False)
 
     async def connected(self, pid: int, ports: Ports) -> int:
         """How many connections it has, with those that it has not accepted yet."""
@@ -128,6 +146,7 @@ class Sharing:
         """A process of the driver's has ended, which may have joined; if not it is the one that was awaited."""
         joined = self.has(pid)
         self._members.pop(pid, None)
+        self._closed.discard(pid)
         self._awaits = self._awaits and joined
         heir = None
         if joined and pid == self._led:
@@ -154,7 +173,7 @@ class Sharing:
             raise
 
     def _quieten(self, pid: int) -> None:
-        self._steering.deafen(self._steering.waiting(pid))
+        self._deafen(pid, True)
         self._datagrams.silence(pid)
         self._sessions.silence(pid)
 
@@ -172,11 +191,18 @@ class Sharing:
             self._sessions.close()
 
     def _lead(self, pid: int) -> None:
-        self._steering.deafen(self._steering.waiting(pid), deaf=False)
+        self._deafen(pid, self._is_closed())
         self._steering.steer(pid)
         self._datagrams.steer(pid)
         self._steering.deafen(self._steering.missing(pid))
         self._sessions.lead(pid)
+
+    def _is_closed(self) -> bool:
+        """Any of those who share."""
+        return any(pid in self._closed for pid in list(self._members))
+
+    def _deafen(self, pid: int, deaf: bool) -> None:
+        self._steering.deafen(self._steering.waiting(pid), deaf)
 
     def _waiting(self, pid: int) -> Deferred[dict[Address, int]]:
         return self._do(lambda: dict(self._steering.waiting(pid)))

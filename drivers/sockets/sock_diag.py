@@ -8,10 +8,10 @@ from __future__ import annotations
 import socket
 import struct
 import sys
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Container, Iterator
 from typing import NamedTuple
 
-from drivers.sockets.connections import Endpoint, Ports, plain
+from drivers.sockets.connections import Endpoint, Ports, at, plain
 
 # include/uapi/linux/{netlink,inet_diag}.h. The kernel goes through its whole table of connections for each request; the
 # older one of two kinds asks for both families at once.
@@ -23,15 +23,24 @@ _REQUEST_DUMP = 0x301
 _STATES = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8
 _LISTENING = 1 << 10
 _HEADER = struct.Struct("=IHHII")
-# What must be equal: nothing; then the states.
-_ASK = struct.Struct("=52xI4x")
+# What to tell besides (a bit each); what must be equal: nothing; then the states.
+_ASK = struct.Struct("=3xB48xI4x")
+_INFO, _ASK_INFO = 2, 1 << 1
 # Size and kind of what follows.
 _ATTRIBUTE = struct.Struct("=HH")
 _BYTECODE = 1
 # A message's size and kind. Of a connection it has the family at 16, the own port at 20, theirs at 22, their address at
 # 40, and at 60 the number that the kernel gives a socket once and to no other (its cookie).
 _KIND = struct.Struct("=IH")
+_SIZE_OF = struct.Struct("=I")
 _COOKIE = struct.Struct("=Q")
+# At 84 the number by which files name the socket; from 88 on there are attributes, tcp_info (linux/tcp.h) among them:
+# at 44 how many milliseconds ago data was sent, at 52 and 56 data and an acknowledgement received; at 120 bytes that
+# the peer has acknowledged, at 128 those that it has sent, at 144 those that are not sent yet, at 148 the shortest
+# round trip in microseconds.
+_UNKNOWN = 0xFFFFFFFF
+_INODE, _ATTRIBUTES = struct.Struct("=I"), 88
+_MOVED = struct.Struct("=44xI4xII60xQQ8xII")
 # At 72, of one that listens: connections that wait to be accepted.
 _WAITING = struct.Struct("=I")
 _SIZE = 256 * 1024
@@ -39,11 +48,13 @@ _SIZE = 256 * 1024
 # The kernel's filter is a program: what is asked, and how far to go on if it is so, and if it is not. What comes to
 # the program's very end passes, what goes beyond it does not (inet_diag_bc_run in net/ipv4/inet_diag.c).
 _STEP = struct.Struct("=BBH")
-_GO, _OWN_PORT_FROM, _OWN_PORT_UP_TO = 1, 2, 3
+_GO, _OWN_PORT_FROM, _OWN_PORT_UP_TO, _PEER_PORT_FROM, _PEER_PORT_UP_TO = 1, 2, 3, 4, 5
+_OWN, _PEER = (_OWN_PORT_FROM, _OWN_PORT_UP_TO), (_PEER_PORT_FROM, _PEER_PORT_UP_TO)
 # Bytes of the program for one range, and the same from its second question on.
 _RANGE, _REST = 20, 12
-# Ranges that a program has room for.
+# Ranges that a program has room for, and peers up to which the kernel picks them out.
 MOST = 3000
+PICKED = 200
 
 
 class Connection(NamedTuple):
@@ -52,6 +63,24 @@ class Connection(NamedTuple):
     peer: Endpoint
     port: int
     cookie: int
+
+
+class Flow(NamedTuple):
+    """The same with what moved. `inode` is how files name its socket; `silent` and `round_trip` are seconds.
+
+    Silent is a connection by which the peer has sent nothing, and acknowledged nothing that was sent to it. So one that
+    only downloads is not silent; one whose peer is gone is, though the kernel sends again and again; and so is one that
+    answers nothing but keep-alive probes.
+    """
+
+    peer: Endpoint
+    port: int
+    inode: int
+    silent: float
+    sent: int
+    received: int
+    waiting: int
+    round_trip: float
 
 
 def connected(ports: Ports) -> set[Endpoint]:
@@ -69,6 +98,16 @@ def connections(ports: Ports) -> list[Connection]:
     return list(_dump(_program(ports)))
 
 
+def flows(ports: Ports, peers: Collection[Endpoint]) -> list[Flow]:
+    """The connections of these peers to these ports. Raises `OSError` if the kernel does not say."""
+    if len(peers) <= PICKED:
+        picked = {int.from_bytes(peer[-2:]) for peer in peers}
+        program = _program([range(port, port + 1) for port in picked], _PEER)
+    else:
+        program = _program(ports if len(ports) <= MOST else [range(1, 65536)])
+    return [flow for flow in _flows(program, peers) if at(flow.port, ports)] if peers else []
+
+
 def listening(ports: Container[int]) -> dict[int, int]:
     """Those of these ports at which TCP connections are taken on this machine, and how many wait to be accepted.
 
@@ -82,12 +121,27 @@ def listening(ports: Container[int]) -> dict[int, int]:
     return found
 
 
-def _program(ports: Ports) -> bytes:
-    """Lets those pass whose own port is one of these."""
+def listeners(ports: Ports) -> dict[int, list[int]]:
+    """By port the inodes of the sockets that take TCP connections there on this machine, whoever has them.
+
+    Raises `OSError` if the kernel does not say.
+    """
+    found: dict[int, list[int]] = {}
+    program = _program(ports if len(ports) <= MOST else [range(1, 65536)])
+    for data, position in _messages(program, _LISTENING):
+        port = int.from_bytes(data[position + 20 : position + 22])
+        if at(port, ports):
+            found.setdefault(port, []).append(_INODE.unpack_from(data, position + 84)[0])
+    return found
+
+
+def _program(ports: Ports, of: tuple[int, int] = _OWN) -> bytes:
+    """Lets those pass whose own port is one of these, or the peer's."""
+    begin, end = of
     left, program = _RANGE * len(ports) + _STEP.size, b""
     for some in ports:
-        program += _STEP.pack(_OWN_PORT_FROM, 8, _RANGE) + _STEP.pack(0, 0, some.start)
-        program += _STEP.pack(_OWN_PORT_UP_TO, 8, _REST) + _STEP.pack(0, 0, some.stop - 1)
+        program += _STEP.pack(begin, 8, _RANGE) + _STEP.pack(0, 0, some.start)
+        program += _STEP.pack(end, 8, _REST) + _STEP.pack(0, 0, some.stop - 1)
         program += _STEP.pack(_GO, 4, left - 16)
         left -= _RANGE
     return program + _STEP.pack(_GO, 4, 8)
@@ -103,10 +157,42 @@ def _dump(program: bytes) -> Iterator[Connection]:
         )
 
 
-def _messages(program: bytes, states: int) -> Iterator[tuple[bytes, int]]:
+def _flows(program: bytes, peers: Collection[Endpoint]) -> Iterator[Flow]:
+    for data, position in _messages(program, _STATES, _ASK_INFO):
+        end = 44 if data[position + 16] == socket.AF_INET else 56
+        peer = plain(data[position + 40 : position + end]) + data[position + 22 : position + 24]
+        info = _info(data, position) if peer in peers else None
+        if info is None:
+            continue
+        sent_ago, data_ago, heard_ago, acked, received, waiting, trip = _MOVED.unpack_from(data, info)
+        yield Flow(
+            peer,
+            int.from_bytes(data[position + 20 : position + 22]),
+            _INODE.unpack_from(data, position + 84)[0],
+            min(data_ago, max(sent_ago, heard_ago)) / 1e3,
+            acked,
+            received,
+            waiting,
+            trip / 1e6 if trip < _UNKNOWN else 0.0,
+        )
+
+
+def _info(data: bytes, position: int) -> int | None:
+    """Where the tcp_info of a message begins; None where the kernel's is too short."""
+    (size,) = _SIZE_OF.unpack_from(data, position)
+    at, end = position + _ATTRIBUTES, position + size
+    while at < end:
+        length, kind = _ATTRIBUTE.unpack_from(data, at)
+        if kind == _INFO:
+            return at + _ATTRIBUTE.size if length >= _ATTRIBUTE.size + _MOVED.size else None
+        at += (length + 3) & ~3
+    return None
+
+
+def _messages(program: bytes, states: int, besides: int = 0) -> Iterator[tuple[bytes, int]]:
     """What the kernel says of each socket in these states that the program lets pass: data, and where it begins."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
-        body = _ASK.pack(states) + _ATTRIBUTE.pack(_ATTRIBUTE.size + len(program), _BYTECODE) + program
+        body = _ASK.pack(besides, states) + _ATTRIBUTE.pack(_ATTRIBUTE.size + len(program), _BYTECODE) + program
         kernel.send(_HEADER.pack(_HEADER.size + len(body), _TCP_CONNECTIONS, _REQUEST_DUMP, 1, 0) + body)
         while True:
             data = kernel.recv(_SIZE)

@@ -7,12 +7,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from itertools import islice
-from sys import intern
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from drivers.sockets.connections import Endpoint, endpoint
 from drivers.sockets.reuseport import is_of_knock
@@ -107,118 +103,6 @@ def _is_cut(line: str) -> bool:
     if not accepted or not _ACCESS.match(head) or head.endswith(" from DNS"):
         return False
     return not _WHOLE.match(rest)
-
-
-class Endpoints:
-    """Where the users of one inbound are connected from, newest last.
-
-    Ports are used again, so a later user may have an endpoint; but only if there is another socket, which a look at
-    them tells by the number that the kernel gives each (its cookie): what a line says can be a user's own words. Where
-    one connection may carry several users (`shared`) it is nobody's, as long as it lives.
-    """
-
-    _NOBODY = ""
-
-    def __init__(self, shared: bool = False) -> None:
-        self._shared = shared
-        # Those since the last `age`, which a look at the sockets that began with it may not have found, and the others.
-        self._young: dict[Endpoint, str] = {}
-        self._old: dict[Endpoint, str] = {}
-        # The sockets of those that were seen, and who claimed an endpoint of somebody else's: since `age`, and before.
-        self._sockets: dict[Endpoint, int] = {}
-        self._claims: dict[Endpoint, str] = {}
-        self._due: dict[Endpoint, str] = {}
-        # Who may be where nobody is known to be, by lines that are not believed; and which of them were there at `age`.
-        self._guesses: dict[Endpoint, set[str]] = {}
-        self._guessed: list[Endpoint] = []
-
-    def __len__(self) -> int:
-        return len(self._young) + len(self._old) + len(self._guesses)
-
-    def note(self, where: Endpoint, key: str) -> bool:
-        """A line says that this user came from there. Whether it is so; if not it may turn out in `settle`."""
-        before = self._young.get(where, self._old.get(where))
-        if before is not None and before != key and not self._shared:
-            self._claims[where] = intern(key)
-            return False
-        self._sockets.pop(where, None)
-        self._hold(where, key if before in (None, key) else self._NOBODY)
-        return before in (None, key)
-
-    def guess(self, where: Endpoint, key: str) -> None:
-        """As `note`, by a line that may be a user's own words: it takes nothing from anybody.
-
-        It is kept, else users could see to it that what the core says of them is not believed.
-        """
-        if where not in self._young and where not in self._old:
-            self._guesses.setdefault(where, set()).add(intern(key))
-
-    def holder(self, where: Endpoint) -> str | None:
-        """Whose the endpoint is, by key."""
-        return self._young.get(where) or self._old.get(where) or None
-
-    def of(self, keys: AbstractSet[str]) -> set[Endpoint]:
-        """Where these users are connected from."""
-        found = {where for part in (self._old, self._young) for where, key in part.items() if key in keys}
-        return found | {where for where, some in self._guesses.items() if not some.isdisjoint(keys)}
-
-    def forget(self, gone: Iterable[Endpoint]) -> None:
-        parts: tuple[dict[Endpoint, Any], ...] = (
-            self._young,
-            self._old,
-            self._sockets,
-            self._claims,
-            self._due,
-            self._guesses,
-        )
-        for where in gone:
-            for part in parts:
-                part.pop(where, None)
-
-    def age(self) -> None:
-        """A look at the sockets begins: only what was noted before it can be missed in what it finds."""
-        self._old |= self._young
-        self._young = {}
-        self._due |= self._claims
-        self._claims = {}
-        self._guessed = list(self._guesses)
-
-    def settle(self, live: Mapping[Endpoint, int | None]) -> dict[Endpoint, str]:
-        """What a look since `age` found: who is connected, each with their socket; None where that is not known.
-
-        Forgets who is not connected any more. Returns what changed hands.
-        """
-        due, self._due = self._due, {}
-        for where in [where for where in self._old if where not in live or self._is_another(where, live[where])]:
-            del self._old[where]
-            self._sockets.pop(where, None)
-        for where in self._guessed:
-            if where not in live:
-                self._guesses.pop(where, None)
-        taken = {where: key for where, key in due.items() if where in live and self._is_free(where, live[where])}
-        for where, key in taken.items():
-            self._hold(where, key)
-        for where in self._old.keys() | taken:
-            if (socket := live[where]) is not None:
-                self._sockets[where] = socket
-        return taken
-
-    def drop(self, count: int) -> None:
-        """Forget the oldest."""
-        self.forget(list(islice((where for part in (self._guesses, self._old, self._young) for where in part), count)))
-
-    def _hold(self, where: Endpoint, key: str) -> None:
-        self._old.pop(where, None)
-        self._guesses.pop(where, None)
-        self._young[where] = intern(key)
-
-    def _is_another(self, where: Endpoint, socket: int | None) -> bool:
-        """Whether the endpoint has another socket than it had."""
-        return socket is not None and self._sockets.get(where, socket) != socket
-
-    def _is_free(self, where: Endpoint, socket: int | None) -> bool:
-        """Whether who claims it can have it: nobody has it, or nothing tells one socket from another."""
-        return socket is None or (where not in self._old and where not in self._young)
 
 
 class BadMask(ValueError):

@@ -113,6 +113,13 @@ class Api:
             raise
         return dict(reply.ips)
 
+    async def all_online(self) -> list[str]:
+        """The e-mails of the users who are online. Raises `ApiFailed`."""
+        reply: xray_pb2.GetAllOnlineUsersResponse
+        path = STATS + "GetAllOnlineUsers"
+        reply = await self._call(path, xray_pb2.Nothing(), xray_pb2.GetAllOnlineUsersResponse, BULK_DEADLINE)
+        return [name.removeprefix("user>>>").removesuffix(">>>online") for name in reply.users]
+
     async def online_count(self, email: str) -> int:
         """How many addresses a user is connected from, for cores that do not list them (before 25.3.6)."""
         request = xray_pb2.GetStatsRequest(name=f"user>>>{email}>>>online")

@@ -6,28 +6,37 @@ The core has no call for it. Its access lines say who came from where, and its s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from functools import lru_cache
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from functools import lru_cache, partial
+from typing import Any, ParamSpec, TypeVar
 
 from twisted.internet.defer import ensureDeferred
 from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 
+from drivers.channel import ApiFailed
 from drivers.sockets import connections as sockets
+from drivers.sockets import ending
 from drivers.sockets import sock_diag as diag
-from drivers.sockets.connections import Endpoint, Ports, Seen
+from drivers.sockets.connections import Endpoint, Ports, at
+from drivers.sockets.descriptors import Descriptors
+from drivers.sockets.live import inode_of, live_of, nobody_listens, peer_of
 from drivers.sockets.rights import Unreachable
 from drivers.sockets.sock_diag import Connection, connected
-from drivers.xray.access import Accepted, Endpoints, Records, parse
+from drivers.xray.access import Accepted, Records, parse
 from drivers.xray.doors import Door
+from drivers.xray.endpoints import Endpoints
+from drivers.xray.strays import Online, Strays
 from drivers.xray.suspects import Pair, Suspects
 from node.contract.accounts import key_of
+from node.contract.connections import Arrived, Handle, Live
 from node.logs import Logger
 from node.reactor import PooledReactor
 
 T = TypeVar("T", bound=set[Endpoint] | list[Connection])
+R = TypeVar("R")
+P = ParamSpec("P")
 
 # Endpoints that are kept, of all inbounds together; some 40 MB.
 CAP = 200_000
@@ -60,6 +69,10 @@ class Connections:
         self._records = Records()
         self._endpoints = {tag: Endpoints(door.shared) for tag, door in self._doors.items()}
         self._pid: int | None = None
+        self.descriptors: Descriptors | None = None
+        self._strays: Strays | None = None
+        # Is told of each connection of a user who is in, when it is known to be theirs.
+        self.arrived: Arrived = nobody_listens
         self._is_in: Callable[[Pair], bool] = lambda _: True
         self._ports = [some for door in doors.values() for some in door.ports]
         self._suspects = Suspects()
@@ -77,9 +90,11 @@ class Connections:
         self._tag_of = lru_cache(maxsize=1024)(self._find_tag)
         self._tags_at = lru_cache(maxsize=1024)(self._find_tags)
 
-    def begin(self, pid: int | None, is_in: Callable[[Pair], bool]) -> None:
+    def begin(self, pid: int | None, is_in: Callable[[Pair], bool], online: Online) -> None:
         """The core answers: from now on there is somebody to be put out."""
+        self._strays = Strays(self._reactor, online)
         self._pid, self._is_in = pid, is_in
+        self.descriptors = None if pid is None else Descriptors(pid)
 
     def take(self, line: str) -> None:
         """A line of the core, whatever it is about."""
@@ -101,6 +116,42 @@ class Connections:
             for where in self._endpoints[tag].of(keys[tag]):
                 found[where] = (*found.get(where, ()), *self._doors[tag].ports)
         return found
+
+    def has(self, key: str) -> bool:
+        """Whether this user may be connected to any of the inbounds."""
+        return any(endpoints.has(key) for endpoints in self._endpoints.values())
+
+    async def look(self, keys: Iterable[str]) -> list[Live]:
+        """The connections that are known to be of these users. Raises `OSError` if the kernel does not list them."""
+        whose = {where: (key, tag) for tag in self._doors for key, where in self._held(tag, keys)}
+        if not whose or self._pid is None:
+            return []
+        ask = partial(diag.flows, self._ports, whose.keys())
+        pool = self._reactor.getThreadPool()
+        rows = [(*whose[flow.peer], flow) for flow in await deferToThreadPool(self._reactor, pool, ask)]
+        return [live_of(key, flow) for key, tag, flow in rows if at(flow.port, self._doors[tag].ports)]
+
+    async def inodes(self, handles: Iterable[Handle]) -> Mapping[int, Handle]:
+        """Those of these connections that are there, by their sockets. Raises `OSError` as `look`."""
+        wanted = {inode_of(handle): handle for handle in handles}
+        ask = partial(diag.flows, self._ports, {peer_of(handle) for handle in wanted.values()})
+        found = await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), ask)
+        return {flow.inode: wanted[flow.inode] for flow in found if flow.inode in wanted}
+
+    def _held(self, tag: str, keys: Iterable[str]) -> Iterator[tuple[str, Endpoint]]:
+        endpoints = self._endpoints[tag]
+        for key in keys:
+            yield from ((key, where) for where in endpoints.of((key,)) if endpoints.holder(where) == key)
+
+    async def reset(self, handles: Iterable[Handle]) -> int:
+        """End these connections, as `look` told them. Returns how many there were."""
+        by_inode = {inode_of(handle): handle for handle in handles}
+        if self.descriptors is None or not by_inode:
+            return 0
+        ended = await self._on_sockets(ending.reset, self.descriptors, by_inode.keys()) or set()
+        for inode in ended:
+            self._forget(peer_of(by_inode[inode]))
+        return len(ended)
 
     async def suspect(self, changed: Iterable[Pair]) -> None:
         """These get a new credential next: who of them is connected by now came with the old one."""
@@ -126,9 +177,11 @@ class Connections:
 
     async def end(self, wanted: Mapping[Endpoint, Ports]) -> None:
         """End these connections, of users who are out or have another credential than they came with."""
-        seen = await self._look(wanted) if wanted else None
-        self.cut += len(seen.ended) if seen else 0
-        for where in seen.ended if seen else ():
+        if not wanted or self.descriptors is None or self._pid is None:
+            return
+        ended = await self._on_sockets(ending.end, self._pid, self.descriptors, wanted) or set()
+        self.cut += len(ended)
+        for where in ended:
             self._forget(where)
 
     async def end_handshakes(self, tags: Iterable[str]) -> None:
@@ -145,12 +198,8 @@ class Connections:
 
     async def hang_up(self, ports: Ports) -> None:
         """End all connections to these ports, whosever they are, and give the core a moment to notice."""
-        pool = self._reactor.getThreadPool()
-        try:
-            if self._pid is not None:
-                await deferToThreadPool(self._reactor, pool, sockets.hang_up, self._pid, ports)
-        except Unreachable as error:
-            self._complain(NOT_ENDED.format(error))
+        if self._pid is not None:
+            await self._on_sockets(sockets.hang_up, self._pid, ports)
         await deferLater(self._reactor, NOTICE)
 
     def stop(self) -> None:
@@ -178,6 +227,8 @@ class Connections:
         if endpoints.note(where, key):
             self._call("learn", max(LEARN, self._rest), self._look_around)
             self._mind((tag, key), where)
+            if holder != key:
+                self._welcome((tag, key), where)
         else:
             self._call("claims", max(GATHER, self._rest), self._look_around)
         self._count()
@@ -200,17 +251,19 @@ class Connections:
             self._late[where] = self._doors[pair[0]].ports
             self._call("late", GATHER, self._end_late)
 
+    def _welcome(self, pair: Pair, where: Endpoint) -> None:
+        if where not in self._late:
+            self.arrived(pair[1], where[:-2])
+
     async def _end_late(self) -> None:
         late, self._late = self._late, {}
         await self.end(late)
 
-    async def _look(self, wanted: Mapping[Endpoint, Ports]) -> Seen | None:
-        """What is found on the core's sockets; None if they cannot be looked at, which is said once."""
-        if self._pid is None:
-            return None
+    async def _on_sockets(self, work: Callable[P, R], *arguments: P.args, **words: P.kwargs) -> R | None:
+        """What comes of work on the core's sockets; None if they cannot be had, which is said once."""
         pool = self._reactor.getThreadPool()
         try:
-            return await deferToThreadPool(self._reactor, pool, sockets.cut, self._pid, wanted)
+            return await deferToThreadPool(self._reactor, pool, work, *arguments, **words)
         except Unreachable as error:
             self._complain(NOT_ENDED.format(error))
             return None
@@ -240,10 +293,29 @@ class Connections:
         for tag, there in live.items():
             for where, key in self._endpoints[tag].settle(there).items():
                 self._mind((tag, key), where)
+                self._welcome((tag, key), where)
+        await self._claim(live)
         self._rest = (self._reactor.seconds() - self._looked) / SHARE
         self._suspects.prune(self._reactor.seconds())
         if self._suspects or any(map(len, self._endpoints.values())):
             self._call("prune", PRUNE, self._look_around)
+
+    async def _claim(self, live: Mapping[str, Mapping[Endpoint, int | None]]) -> None:
+        """Find whose the connections are of which no line told, where somebody wants to know of each."""
+        if self._strays is None or self.arrived is nobody_listens:
+            return
+        some = [(tag, there) for tag, there in live.items() if not self._doors[tag].shared]
+        nobodys = [(tag, where) for tag, there in some for where in there if self._endpoints[tag].holder(where) is None]
+        try:
+            found = await self._strays.claim(nobodys)
+        except ApiFailed as error:
+            self.log.debug("connections of which no line told are nobody's for now: {fault}", fault=error)
+            return
+        for (tag, where), key in found.items():
+            if self._is_in((tag, key)) and self._endpoints[tag].presume(where, key):
+                self._welcome((tag, key), where)
+        if self._strays.fresh:
+            self._call("learn", max(LEARN, self._rest), self._look_around)
 
     async def _live(self) -> Mapping[str, Mapping[Endpoint, int | None]]:
         """Who is connected to each inbound, by which socket; of none if that cannot be known."""
@@ -251,8 +323,8 @@ class Connections:
             found = await self._ask(diag.connections)
         except OSError as error:
             self._complain(f"a user may be taken for another one who had the port before: {error}")
-            seen = await self._look({})
-            return dict.fromkeys(self._doors, dict.fromkeys(seen.peers)) if seen else {}
+            peers = await self._on_sockets(sockets.peers, self._pid) if self._pid is not None else None
+            return dict.fromkeys(self._doors, dict.fromkeys(peers)) if peers else {}
         live: dict[str, dict[Endpoint, int | None]] = {tag: {} for tag in self._doors}
         for peer, port, cookie in found:
             for tag in self._tags_at(port):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from twisted.internet.defer import DeferredLock
 
 from drivers.channel import COUNTERS, FIGURES, LATENCY, ONLINE, ROUTING, USERS, ApiFailed, asking
 from drivers.process.child import CoreProcess
 from drivers.process.executable import Files
+from drivers.process.paced import Paced, PacedRun
 from drivers.process.shared import SharedRun
+from drivers.sockets.connections import endpoint
 from drivers.sockets.sharing import Sharing
 from drivers.xray import route, rules, wireguard
 from drivers.xray.accounts import email_of
@@ -18,13 +20,16 @@ from drivers.xray.config import Endpoint, Plan
 from drivers.xray.connections import Connections
 from drivers.xray.latency import NOT_MEASURED, latencies
 from drivers.xray.selectors import OURS
+from drivers.xray.strays import by_address
 from drivers.xray.traps import Disbelief
 from drivers.xray.users import Users
 from node.contract.accounts import Accounts, Change, key_of
+from node.contract.connections import Address, Arrived, Live
 from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
 from node.contract.driver import Applied, Host
 from node.contract.driver import Plan as AnyPlan
 from node.errors import CoreFailed, InvalidConfig, UnknownName, Unsupported, shown
+from node.waiting import together
 from protos.service_pb2 import (
     BackendStatsResponse,
     BalancerInfoResponse,
@@ -38,9 +43,13 @@ from protos.xray_pb2 import OutboundHandlerConfig
 _NOT_LISTED = "this core does not list its rules: Xray does from 26.1.23 on"
 _NOT_TOLD = "this core does not tell where users are connected from: Xray does from 25.3.6 on"
 
+# Users whose addresses are asked for at once.
+SLICE = 64
+_BY_UDP = "its users come by UDP, and Xray does not tell their connections apart"
 
-class XrayGeneration(SharedRun[Api]):
-    """Satisfies `node.contract.driver.Generation`, `Shares`, `CountsOnline`, `MeasuresLatency` and `Routes`."""
+
+class XrayGeneration(SharedRun[Api], PacedRun):
+    """Satisfies `Generation`, `Shares`, `CountsOnline`, `MeasuresLatency`, `Routes` and `Paces`."""
 
     def __init__(
         self,
@@ -57,6 +66,9 @@ class XrayGeneration(SharedRun[Api]):
     ) -> None:
         super().__init__(host, process, api, sharing=sharing, listening=plan, own_paths=[endpoint.socket])
         self.plan = plan
+        self._unseen = plan.inbounds.keys() - plan.doors.keys()
+        # A connection that carried two users is nobody's.
+        self._unsure = self._unseen | {tag for tag, door in plan.doors.items() if door.shared}
         self._own = own_counters(endpoint, plan.base.outbound)
         self._files = files
         self._disbelief = disbelief
@@ -66,7 +78,13 @@ class XrayGeneration(SharedRun[Api]):
         self._users = Users(host, plan, api, connections, started, self)
         # An inbound that is swapped closes its listener, which must not be held by then.
         self._listeners = DeferredLock()
-        connections.begin(process.pid, self._users.is_in)
+        connections.begin(process.pid, self._users.is_in, self._online)
+        self._paced = Paced(
+            *(host.reactor, connections.descriptors),
+            doors={tag: door.ports for tag, door in plan.doors.items()},
+            shared={tag for tag, door in plan.doors.items() if door.shared},
+            inodes=connections.inodes,
+        )
         process.when_exited().addCallback(lambda _: connections.stop())
 
     @property
@@ -76,6 +94,30 @@ class XrayGeneration(SharedRun[Api]):
     @property
     def cut(self) -> int:
         return self._connections.cut
+
+    @property
+    def arrived(self) -> Arrived:
+        return self._connections.arrived
+
+    @arrived.setter
+    def arrived(self, arrived: Arrived) -> None:
+        self._connections.arrived = arrived
+
+    @property
+    def unseen(self) -> Mapping[str, str]:
+        return dict.fromkeys(self._unseen, _BY_UDP)
+
+    def may_carry(self, key: str) -> bool:
+        return self._connections.has(key) or any(key in self.accounts.get(tag, ()) for tag in self._unsure)
+
+    async def look(self, keys: Collection[str]) -> list[Live]:
+        try:
+            return await self._connections.look(keys)
+        except OSError as error:
+            raise CoreFailed(f"the kernel does not list connections: {error}") from error
+
+    async def end(self, connections: Iterable[Live]) -> int:
+        return await self._connections.reset(live.handle for live in connections)
 
     @property
     def outdated(self) -> bool:
@@ -109,6 +151,16 @@ class XrayGeneration(SharedRun[Api]):
             for email in self._spellings(key):
                 return await self._api.online_ips(email)
         return {}
+
+    async def _online(self) -> Mapping[Address, Collection[str]]:
+        """Who is online, by address. Raises `ApiFailed`."""
+        emails = await self._api.all_online()
+        found: list[tuple[Address, str]] = []
+        for begin in range(0, len(emails), SLICE):
+            part = emails[begin : begin + SLICE]
+            for email, addresses in zip(part, await together(map(self._api.online_ips, part)), strict=True):
+                found += [(endpoint(address, 0)[:-2], key_of(email)) for address in addresses]
+        return by_address(found)
 
     async def online_count(self, key: str) -> int:
         with asking(ONLINE, _NOT_TOLD):
@@ -164,7 +216,12 @@ class XrayGeneration(SharedRun[Api]):
 
     async def apply(self, changes: Sequence[Change]) -> Applied:
         async with self._listeners:
-            return await self._users.apply(changes)
+            try:
+                return await self._users.apply(changes)
+            finally:
+                # An inbound that was swapped has another listener.
+                await self.keep_closed()
+                await self._paced.listeners_changed()
 
     async def join(self) -> None:
         async with self._listeners:

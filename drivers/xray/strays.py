@@ -1,0 +1,62 @@
+"""Connections of which no line told whose they are: under load the core leaves lines out.
+
+What it leaves out it still knows: from which addresses each user is online. An address that one user alone has is
+theirs with every connection from there. That is the core's word, so nobody can have it say another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+
+from twisted.internet.interfaces import IReactorTime
+
+from drivers.sockets.connections import Endpoint
+from node.contract.connections import Address
+
+# The part of the time for which the core is asked about users online at most, and seconds between two times at least.
+SHARE, PAUSE = 0.02, 1.0
+
+# Who is online, by address, as keys.
+Online = Callable[[], Awaitable[Mapping[Address, Collection[str]]]]
+
+
+class Strays:
+    """Finds whose they are, of those that two looks have seen."""
+
+    def __init__(self, reactor: IReactorTime, online: Online) -> None:
+        self._reactor = reactor
+        self._online = online
+        self._seen: set[tuple[str, Endpoint]] = set()
+        # There are some that one look alone has seen.
+        self.fresh = False
+        self._rest_until = float("-inf")
+
+    async def claim(self, nobodys: Collection[tuple[str, Endpoint]]) -> dict[tuple[str, Endpoint], str]:
+        """Whose these are, each by the inbound and the endpoint, as far as that is known by now. Raises `ApiFailed`."""
+        now = self._reactor.seconds()
+        again = self._seen.intersection(nobodys)
+        self.fresh = len(again) < len(nobodys)
+        self._seen = set(nobodys)
+        if not again or now < self._rest_until:
+            return {}
+        try:
+            return owners(again, await self._online())
+        finally:
+            took = self._reactor.seconds() - now
+            self._rest_until = now + took + max(PAUSE, took / SHARE)
+
+
+def owners(
+    strays: Collection[tuple[str, Endpoint]], online: Mapping[Address, Collection[str]]
+) -> dict[tuple[str, Endpoint], str]:
+    """Those from addresses that one user alone is online from. Pure."""
+    known = ((stray, online.get(stray[1][:-2], ())) for stray in strays)
+    return {stray: next(iter(keys)) for stray, keys in known if len(keys) == 1}
+
+
+def by_address(pairs: Collection[tuple[Address, str]]) -> dict[Address, set[str]]:
+    """Users by the addresses that each is online from. Pure."""
+    found: dict[Address, set[str]] = {}
+    for address, key in pairs:
+        found.setdefault(address, set()).add(key)
+    return found
