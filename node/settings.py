@@ -15,6 +15,9 @@ from pathlib import Path
 
 from node import deployed, env_file
 from node.contract.settings import Setting
+from node.limits import wording
+from node.limits.defaults import Defaults
+from node.limits.words import size
 
 MIN_KEY = 16
 # The name of the key that is API_KEY.
@@ -82,6 +85,14 @@ _BACKEND = (
         "10",
     ),
     Setting(
+        "LIMITS",
+        "what users may use who say nothing of it: addresses=3 down=100M bytes=500GB/month, see docs/limits.md",
+    ),
+    Setting("LIMITS_INBOUNDS", "the same by inbound, which goes before that: free: down=2M; trial: addresses=1"),
+    Setting("LIMIT_GRACE", "seconds for which an address is silent before it gives way to another of its user", "30"),
+    Setting("LIMIT_IPV4_PREFIX", "IPv4 addresses with as many first bits in common count as one address", "32"),
+    Setting("LIMIT_IPV6_PREFIX", "IPv6 addresses with as many first bits in common count as one address", "64"),
+    Setting(
         "METRICS_PORT",
         "a port of 127.0.0.1 for /metrics without TLS and, for other users of the machine, without a key",
     ),
@@ -90,6 +101,14 @@ _BACKEND = (
         "METRICS_NAMES",
         "a prefix: figures are told as well by the names that exporters of cores have for them, see docs/metrics.md",
     ),
+    Setting("NODE_QUOTA", "bytes that the machine may carry in a month, as 2TB or 500GiB (default: no limit)"),
+    Setting("NODE_QUOTA_RESET_DAY", "the day of the month on which it begins anew, by UTC; or its last day", "1"),
+    Setting("NODE_QUOTA_WAY", "both, out or in: which bytes count", "both"),
+    Setting(
+        "NODE_QUOTA_INTERFACE",
+        "the network interfaces that count, by commas (default: those that are hardware; without any all but lo)",
+    ),
+    Setting("NODE_QUOTA_ACTION", "warn or close: when it is used up, close takes no new connections of users", "warn"),
     Setting("DEBUG", "1 or true: log every request too", "0"),
 )
 _YES = ("1", "true", "yes", "on", "t", "y")
@@ -124,9 +143,18 @@ class Settings:
     outlive: bool
     resume: bool
     traffic_interval: float
+    limits: Defaults
+    limit_grace: float
+    limit_ipv4_prefix: int
+    limit_ipv6_prefix: int
     metrics_port: int | None
     metrics_users: bool
     metrics_names: str
+    quota: int
+    quota_reset_day: int
+    quota_way: str
+    quota_interfaces: tuple[str, ...]
+    quota_closes: bool
     debug: bool
     drivers: Mapping[str, str]
     notify: Mapping[str, str]
@@ -208,9 +236,18 @@ class _Check:
             outlive=self._word("KEEP_ALIVE_ACTION", "stop", "keep") == "keep",
             resume=self._word("RESUME", "on", "off") == "on",
             traffic_interval=self._seconds("TRAFFIC_INTERVAL", 0.1, 3600),
+            limits=self._limits(),
+            limit_grace=self._seconds("LIMIT_GRACE", 1, 600),
+            limit_ipv4_prefix=self._number("LIMIT_IPV4_PREFIX", 8, 32),
+            limit_ipv6_prefix=self._number("LIMIT_IPV6_PREFIX", 32, 128),
             metrics_port=self._metrics_port(rest_port, grpc_port),
             metrics_users=self._word("METRICS_USERS", "on", "off") == "on",
             metrics_names=self._prefix("METRICS_NAMES"),
+            quota=self._size("NODE_QUOTA"),
+            quota_reset_day=self._number("NODE_QUOTA_RESET_DAY", 1, 31),
+            quota_way=self._word("NODE_QUOTA_WAY", "both", "out", "in"),
+            quota_interfaces=tuple(re.findall(r"[^,\s]+", self._values["NODE_QUOTA_INTERFACE"])),
+            quota_closes=self._word("NODE_QUOTA_ACTION", "warn", "close") == "close",
             debug=self._switch("DEBUG"),
             drivers={setting.name: self._of_driver(setting) for setting in drivers},
             notify=notify,
@@ -261,6 +298,24 @@ class _Check:
             return float(text)
         self._faults.append(f"{name}: {text!r} is not a number of seconds from {least:g} to {most:g}")
         return most
+
+    def _size(self, name: str) -> int:
+        """Bytes, 0 if nothing is said."""
+        try:
+            return size(self._values[name] or "0")
+        except ValueError as error:
+            self._faults.append(f"{name}: {error}")
+            return 0
+
+    def _limits(self) -> Defaults:
+        """Each setting by itself, so that a fault has its name."""
+        try:
+            return wording.defaults(self._values["LIMITS"], self._values["LIMITS_INBOUNDS"])
+        except ValueError:
+            faults = ("LIMITS", wording.limits), ("LIMITS_INBOUNDS", lambda text: wording.defaults("", text))
+            told = [(name, wording.fault(read, self._values[name])) for name, read in faults]
+            self._faults += [f"{name}: {fault}" for name, fault in told if fault]
+            return Defaults()
 
     def _word(self, name: str, *choices: str) -> str:
         """One of these, which are in lower case; without any, whatever is said."""

@@ -40,6 +40,8 @@ from node.events.beginning import begin_journal, tell_reloaded
 from node.events.journal import Journal
 from node.events.kinds import Kind
 from node.keyfile import BadKeys
+from node.limits.addresses import Grouping
+from node.limits.allowance import Allowance, Flow
 from node.logs import Logger, LogRing
 from node.machine.system import SystemStats
 from node.machine.systemd import Notifier, Systemd
@@ -337,6 +339,16 @@ def _policy(settings: Settings) -> Policy:
         Limits(settings.drain_timeout, settings.drain_generations),
         settings.upgrade,
         settings.metrics_users,
+        settings.limits,
+        grouping=Grouping(settings.limit_ipv4_prefix, settings.limit_ipv6_prefix),
+        grace=settings.limit_grace,
+        allowance=Allowance(
+            settings.quota,
+            settings.quota_reset_day,
+            Flow(settings.quota_way),
+            settings.quota_interfaces,
+            settings.quota_closes,
+        ),
     )
 
 

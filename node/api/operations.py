@@ -26,6 +26,11 @@ from node.contract.routing import Routing
 from node.errors import Aborted, CoreFailed, InvalidRequest, UnknownName, Unsupported, shown
 from node.events.journal import Journal
 from node.keyfile import Scope
+from node.limits.addresses import Grouping
+from node.limits.allowance import Allowance
+from node.limits.defaults import Defaults
+from node.limits.own import OwnLimit
+from node.limits.users import UserLimits
 from node.logs import Logger, LogRing
 from node.machine.system import SystemStats
 from node.periodic import Periodic, Warns
@@ -36,7 +41,15 @@ from node.traffic.polling import Traffic
 from node.traffic.totals import LASTING, Totals
 from protos import service_pb2
 from protos.columns_pb2 import Stats
-from protos.service_pb2 import BackendType, BaseInfoResponse, Empty, StatRequest, SystemStatsResponse
+from protos.service_pb2 import (
+    BackendType,
+    BaseInfoResponse,
+    Empty,
+    LimitsSummary,
+    NodeQuota,
+    StatRequest,
+    SystemStatsResponse,
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +59,9 @@ class Policy:
     `stop_grace` is for deployed panels, which say Stop and then Start whenever they are touched. `outlive`: a backend
     goes on when its keep-alive is over. `poll`: between two readings of the counters. `drain`: for cores whose place
     another one took. `upgrade`: a Start brings in a core whose files changed. `count_users`: bytes are summed up by
-    user, too.
+    user, too. `limits` are those of users who say nothing of their own; `grouping` says which addresses count
+    as one, and whoever is silent for longer than `grace` gives way to another one.
+    `allowance` is the node's own.
     """
 
     stop_grace: float = 30.0
@@ -56,6 +71,10 @@ class Policy:
     drain: Limits = field(default_factory=Limits)
     upgrade: bool = False
     count_users: bool = False
+    limits: Defaults = field(default_factory=Defaults)
+    allowance: Allowance = field(default_factory=Allowance)
+    grouping: Grouping = field(default_factory=Grouping)
+    grace: float = 30.0
 
 
 class Backend:
@@ -90,13 +109,24 @@ class Backend:
             upgrade=policy.upgrade,
             journal=self._journal,
         )
+        self._limits = UserLimits(
+            *(reactor, self._runner, self._generations, self._traffic, store, self._runner.journal),
+            defaults=policy.limits,
+            interval=policy.poll,
+            grouping=policy.grouping,
+            grace=policy.grace,
+        )
+        self._own = OwnLimit(
+            *(reactor, policy.allowance, self._generations, store, self._runner.journal), interval=policy.poll
+        )
         self._questions = Questions(reactor, self._runner.current, self._generations)
         self._keep_alive = KeepAlive(reactor, self._expired)
         # Starts under way: while there are any nothing expires.
         self._starts = 0
         self._heard = False
         self._noting = Periodic("noting what is left of keep-alive", self._note_keep_alive, policy.poll, reactor)
-        self._telling: tuple[Warns, ...] = (store, self._traffic, self._runner, self._noting, system, *others)
+        told = store, self._traffic, self._runner, self._limits, self._own, self._noting, system
+        self._telling: tuple[Warns, ...] = (*told, *others)
         store.everything, store.found = self._everything, self._found
 
     @property
@@ -112,6 +142,16 @@ class Backend:
         return self._traffic
 
     @property
+    def limits(self) -> LimitsSummary:
+        """How many users have limits, and are off."""
+        return self._limits.summary()
+
+    @property
+    def quota(self) -> NodeQuota | None:
+        """What the node itself may use, if there is a limit."""
+        return self._own.summary
+
+    @property
     def warnings(self) -> list[str]:
         """What an operator should know now."""
         accepted = self._runner.accepted
@@ -121,9 +161,11 @@ class Backend:
 
     def begin(self, saved: Saved) -> None:
         """Go on where an earlier node ended."""
+        self._own.start()
         self._traffic.begin(())
         self._noting.start()
         self._found(saved)
+        self._limits.start()
 
     def touch(self) -> None:
         """A controller said something: keep-alive starts anew."""
@@ -139,6 +181,8 @@ class Backend:
             await self._runner.close()
         finally:
             self._traffic.end()
+            self._limits.stop()
+            self._own.stop()
 
     # Lifecycle
 
@@ -221,6 +265,17 @@ class Backend:
         credentials = request.credentials and call.scope is Scope.ALL
         return await self._runner.listing.page(request.after, request.limit, request.names, credentials)
 
+    # Limits
+
+    async def set_limits(self, request: service_pb2.SetLimitsRequest, _: Call) -> service_pb2.SetLimitsResponse:
+        require_few(len(request.users))
+        return await self._limits.set(request)
+
+    async def get_limits(self, request: service_pb2.GetLimitsRequest, _: Call) -> service_pb2.GetLimitsResponse:
+        if len(request.names) > LISTED:
+            raise InvalidRequest(f"more than {LISTED:,} names are asked for at once")
+        return await self._limits.page(request)
+
     # Routing
 
     async def routing_rules(self, _: Empty, __: Call) -> service_pb2.RoutingRulesResponse:
@@ -285,11 +340,21 @@ class Backend:
             state=self._runner.status.state,
             reason=self._runner.status.reason,
             warnings=warnings,
+            limits=self._summary(),
         )
+
+    def _summary(self) -> LimitsSummary:
+        summary = self._limits.summary()
+        if self.quota is not None:
+            summary.node.CopyFrom(self.quota)
+        return summary
 
     def _found(self, saved: Saved) -> None:
         """What an earlier node left, which may be read late."""
         self._traffic.restore(saved.rows, saved.totals)
+        # The node's own record is in the row of nobody.
+        self._limits.restore((key, packed) for key, packed in saved.limits if key)
+        self._own.restore(dict(saved.limits).get(""))
         if not self._runner.desired.loaded(saved) or not saved.request:
             return
         if saved.left is not None:
@@ -331,6 +396,7 @@ class Backend:
         rows, totals = self._traffic.everything()
         changes.rows = {(row.scope, row.key): row for row in rows}
         changes.totals = {(row.scope, row.key): row for row in totals}
+        changes.limits = {**self._limits.book.everything(), **self._own.everything()}
         return changes
 
     def _note_keep_alive(self) -> None:

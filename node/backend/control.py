@@ -52,6 +52,11 @@ class Control:
         if before is not None:
             await before.wait()
 
+    async def quiet(self) -> None:
+        """Wait until no operation settles its users, for a change of them that no controller asked for."""
+        while self._operations and not self._operations[-1].settled.fired:
+            await self._operations[-1].settled.wait()
+
     async def run(
         self,
         work: Callable[[Settled], Coroutine[Any, Any, None]],

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThreadPool
 
 from node.backend.reconcile import Pairs
 from node.backend.record import Record, Recorder
-from node.backend.roster import Roster, Supplied
-from node.contract.accounts import Account, Accounts, Refusal
+from node.backend.roster import Roster
+from node.backend.supplied import Supplied
+from node.contract.accounts import Account, Accounts, Refusal, key_of
 from node.contract.driver import Driver, Plan, Reroutable
 from node.contract.routing import Routing
 from node.errors import Unsupported
@@ -83,6 +85,34 @@ class Held:
     roster: Roster
 
 
+class Limiter(Protocol):
+    """Knows who is off by their limits, of those who are wanted and of others: see `node.limits`."""
+
+    def learn(self, said: Collection[bytes]) -> None:
+        """This is about to be said of limits. Called in another thread, where there is much of it."""
+
+    def install(self, said: Mapping[str, bytes], users: Collection[str]) -> AbstractSet[str]:
+        """All users are these, and some say this of limits, packed: both change as they do. Returns who is off."""
+
+    def follow(self, key: str) -> bool:
+        """This user was added, changed or removed, which is in what was installed. Returns whether they are off."""
+
+
+class _Unlimited:
+    """Nobody is off."""
+
+    def learn(self, said: Collection[bytes]) -> None:
+        pass
+
+    def install(self, _: Mapping[str, bytes], __: Collection[str]) -> AbstractSet[str]:
+        return frozenset()
+
+    def follow(self, _: str) -> bool:
+        return False
+
+
+# A roster, and who could not be used.
+Built = tuple[Roster, list[Refusal]]
 # Makes a roster of another one of the same backend, and says who could not be used.
 Build = Callable[[Accepted | None, Roster], Awaitable[tuple[Roster, list[Refusal]]]]
 
@@ -97,6 +127,7 @@ class Desired:
         self._held: Held | None = None
         self.accepted: Accepted | None = None
         self.roster = no_users()
+        self.limiter: Limiter = _Unlimited()
         # How often a user was refused, by the node or a core, since the node began.
         self.refusals = 0
 
@@ -133,8 +164,9 @@ class Desired:
     def give_up(self) -> None:
         """The other backend does not run: the one before it is wanted again."""
         assert self._held is not None
-        self.accepted, self.roster = self._held.accepted, self._held.roster
-        self._held = None
+        held, self._held = self._held, None
+        self.accepted = held.accepted
+        self._install(held.roster)
         self._recorder.unstage()
 
     def confirm(self, request: Backend, roster: Roster) -> None:
@@ -186,7 +218,20 @@ class Desired:
         with self._recorder.following((self._held or self).roster, users):
             if self._held:
                 change(self._held.roster)
-            return change(self.roster)
+            touched, refused = change(self.roster)
+            for key in {key_of(user.email) for user in users}:
+                off = self.limiter.follow(key)
+                for roster in self._rosters:
+                    touched |= roster.turn(key, off)
+            return touched, refused
+
+    def keep_out(self, off: AbstractSet[str]) -> Pairs:
+        """These users and no others are off by their limits. Returns what is touched by that."""
+        return Pairs().union(*(roster.keep_out(off) for roster in self._rosters))
+
+    @property
+    def _rosters(self) -> list[Roster]:
+        return [self.roster, self._held.roster] if self._held else [self.roster]
 
     async def rebuild(self, build: Build, require: Callable[[], None]) -> list[Refusal]:
         """Have another roster, which is built on this one. Before each try `require` raises if users cannot be taken.
@@ -206,6 +251,8 @@ class Desired:
         else:
             self._recorder.users(self.roster, roster)
         self._install(roster)
+        if held:
+            held.roster.keep_out(roster.off)
         return refused
 
     async def read(self, users: Sequence[User]) -> Supplied:
@@ -221,13 +268,19 @@ class Desired:
         plan = accepted.plan
         if len(users.users if isinstance(users, Supplied) else users) <= BUILD_INLINE:
             return Roster.of(users, plan.tags, plan.account, before)
-        return await self._in_pool(Roster.of, users, plan.tags, plan.account, before)
+        return await self._in_pool(self._learned, Roster.of, users, plan.tags, plan.account, before)
 
     async def build_on(
         self, accepted: Accepted | None, users: Sequence[User], roster: Roster
     ) -> tuple[Roster, list[Refusal]]:
         """The roster with these users added, changed or removed. Nobody changes it meanwhile."""
-        return (no_users(), []) if accepted is None else await self._in_pool(roster.updated, users)
+        return (no_users(), []) if accepted is None else await self._in_pool(self._learned, roster.updated, users)
+
+    def _learned(self, build: Callable[..., tuple[Roster, list[Refusal]]], *arguments: object) -> Built:
+        """What is built in the pool, and what its users say of limits read there, too."""
+        roster, refused = build(*arguments)
+        self.limiter.learn(roster.limits.values())
+        return roster, refused
 
     # The record
 
@@ -253,6 +306,7 @@ class Desired:
         if max(len(roster.users), len(self.roster.users)) > BUILD_INLINE:
             self._memory.give_back_soon()
         self.roster = roster
+        roster.keep_out(self.limiter.install(roster.limits, roster.users.keys()))
 
     def _in_pool(self, function: Callable[..., T], *arguments: object) -> Deferred[T]:
         return deferToThreadPool(self._reactor, self._reactor.getThreadPool(), function, *arguments)

@@ -139,7 +139,7 @@ class Keeper:
         if tag in target and key not in target[tag]:
             return True
         user = roster.users.get(key)
-        return user is None or self._account(tag, User.FromString(user)) != packed
+        return user is None or key in roster.off or self._account(tag, User.FromString(user)) != packed
 
     def _account(self, tag: str, user: User) -> bytes | None:
         """What the user would have here, by the configuration of this run: that of another may say it otherwise."""
@@ -200,8 +200,9 @@ class Keeper:
     def _tell_cut(self, leaving: list[str]) -> None:
         """Those of them who are in none any more."""
         if self.serves:
-            there = self.run.accounts.values()
-            self._events.cut(key for key in leaving if not any(key in accounts for accounts in there))
+            there, off = self.run.accounts.values(), self._desired.roster.off
+            gone = (key for key in leaving if key not in off)
+            self._events.cut(key for key in gone if not any(key in accounts for accounts in there))
 
     def _take(self, run: Generation) -> None:
         if run is not self.run:

@@ -12,13 +12,14 @@ from twisted.internet.threads import deferToThreadPool
 
 from node.backend.desired import BUILD_INLINE, Desired
 from node.backend.generations import Generations
-from node.backend.roster import Roster, Tags
+from node.backend.roster import Roster
 from node.backend.settling import Settling
 from node.backend.state import Status
+from node.backend.supplied import Tags
 from node.contract.accounts import Accounts, key_of
 from node.errors import UsersRefused, cut
 from node.reactor import PooledReactor
-from protos.service_pb2 import ListedUser, ListUsersResponse, User
+from protos.service_pb2 import Limits, ListedUser, ListUsersResponse, User
 
 # Rows and bytes of a page: a quarter of what any gRPC client takes by default.
 MOST = 1000
@@ -116,7 +117,9 @@ class Listing:
             return None
         if credentials:
             row.proxies.CopyFrom(user.proxies)
-        return row if row.ByteSize() <= MOST_BYTES else ListedUser(name=row.name, shortened=True)
+        if user.HasField("limits"):
+            row.limits.CopyFrom(user.limits)
+        return row if row.ByteSize() <= MOST_BYTES else ListedUser(name=row.name, shortened=True, limits=_said(row))
 
     def _tell_unsettled(self, key: str, row: ListedUser, sight: _Sight) -> None:
         found = self._settling.unsettled(key)
@@ -124,6 +127,10 @@ class Listing:
         if found.leaving or not sight.agrees(key):
             row.pending = found.busy or sight.coming
             row.refused.extend(cut(reason, UsersRefused.REASON) for reason in found.refused)
+
+
+def _said(row: ListedUser) -> Limits | None:
+    return row.limits if row.HasField("limits") else None
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 
 from node.backend import desired as desired_set
 from node.backend.control import Control, Settled
@@ -68,6 +69,11 @@ class Members:
         refused = refused + await self.settle(touched)
         await self.recorded()
         raise_refused(refused)
+
+    async def keep_out(self, off: AbstractSet[str]) -> None:
+        """Have these users out, and no others, as their limits want it: they and what they claim stay as they are."""
+        await self._control.quiet()
+        await self.settle(self._desired.keep_out(off))
 
     @property
     def _in_grace(self) -> bool:

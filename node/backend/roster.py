@@ -6,12 +6,13 @@ A user is kept as the serialised message: at 100,000 users objects would cost hu
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from ipaddress import ip_address
 from itertools import count
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
+from node.backend.supplied import Supplied, Tags, check, limits_said, normal, one_spelling
 from node.contract.accounts import Account, AccountOf, Accounts, Refusal, Unusable, key_of
 from protos.service_pb2 import User
 
@@ -19,57 +20,8 @@ K = TypeVar("K")
 L = TypeVar("L")
 V = TypeVar("V")
 
-Tags = tuple[str, ...]
-
-
 # No number comes again, also after the node's next start.
 _REVISIONS = count(secrets.randbits(62))
-
-
-class Supplied(NamedTuple):
-    """The users of a whole set, in stored order: as they are kept by key, as they came, and the inbounds they name.
-
-    `refused` are those who cannot be in any set.
-    """
-
-    packed: dict[str, bytes]
-    users: list[User]
-    tags: list[Tags]
-    refused: list[Refusal]
-
-    @classmethod
-    def of(cls, users: Iterable[User]) -> Supplied:
-        """Of two entries with one e-mail the last wins."""
-        supplied = cls({}, [], [], [])
-        for key, user in one_spelling(users, supplied.refused).items():
-            try:
-                check_email(user.email)
-            except Unusable as error:
-                supplied.refused.append(Refusal(user.email, str(error)))
-                continue
-            # A slice, since going through them takes twice as long.
-            tags = tuple(user.inbounds[:])
-            supplied.packed[key] = normal(user, tags).SerializeToString()
-            supplied.users.append(user)
-            supplied.tags.append(tags)
-        return supplied
-
-    def within(self, known: Callable[[Tags], Tags]) -> Supplied:
-        """Those who name known inbounds, and these only."""
-        known = lru_cache(known)
-        tags = [known(named) for named in self.tags]
-        if all(tags):
-            return self._replace(tags=tags)
-        rows = [row for row in zip(self.packed.items(), self.users, tags, strict=True) if row[2]]
-        return Supplied(dict(row[0] for row in rows), [row[1] for row in rows], [row[2] for row in rows], self.refused)
-
-
-def check_email(email: str) -> None:
-    """Raises `Unusable` for a name that could not be removed, listed or told apart in logs and counters."""
-    if not email:
-        raise Unusable("the e-mail is empty")
-    if not email.isprintable() or ">>>" in email:
-        raise Unusable("the e-mail has characters that cannot be told apart in counters and logs")
 
 
 class Roster:
@@ -77,7 +29,8 @@ class Roster:
 
     Credentials, and addresses in a tunnel, are unique inside an inbound: of those who claim one the first in stored
     order has it, and a user who does not have all that they claim is not in. A user whose accounts change moves to the
-    end of that order: one rule for one change, for a whole set and after a restart.
+    end of that order: one rule for one change, for a whole set and after a restart. Who is `off` is wanted, keeps what
+    they claim, and is not in the target.
     """
 
     def __init__(self, tags: Iterable[str], account_of: AccountOf) -> None:
@@ -85,6 +38,10 @@ class Roster:
         # Another one whenever the users are others.
         self.revision = next(_REVISIONS)
         self.target: dict[str, Accounts] = {tag: {} for tag in tags}
+        # What users say of limits, packed; and who is off by theirs, with the accounts that they would have.
+        self.limits: dict[str, bytes] = {}
+        self.off: set[str] = set()
+        self._idle: dict[str, Accounts] = {tag: {} for tag in self.target}
         self._account_of = account_of
         # Per inbound: whose each credential and address is, and who waits behind them (rarely anybody).
         self._holder: dict[str, dict[bytes, str]] = {tag: {} for tag in self.target}
@@ -123,7 +80,8 @@ class Roster:
     def _keeping(self, stored: Mapping[str, bytes], account_of: AccountOf) -> Roster:
         """A copy without those who are not in `stored` as they are here."""
         copy = Roster((), account_of)
-        copy.users = dict(self.users)
+        copy.users, copy.limits, copy.off = dict(self.users), dict(self.limits), set(self.off)
+        copy._idle = _copied(self._idle)
         copy.target, copy._credential = _copied(self.target), _copied(self._credential)
         copy._addresses, copy._holder = _copied(self._addresses), _copied(self._holder)
         copy._waiting = {tag: _copied(waiting) for tag, waiting in self._waiting.items()}
@@ -140,7 +98,7 @@ class Roster:
                 self._enter(key, user, tags, refused)
             else:
                 refused += self._refusals(key, user, tags)
-        self.users = supplied.packed
+        self.users, self.limits = supplied.packed, supplied.limits
         return refused
 
     def known(self, tags: Tags) -> Tags:
@@ -156,7 +114,7 @@ class Roster:
         """Add, change or (with no known inbound) remove a user: the (tag, key) pairs touched, and what was refused."""
         email = user.email
         try:
-            check_email(email)
+            check(user)
         except Unusable as error:
             return set(), [Refusal(email, str(error))]
         key, named = key_of(email), tuple(user.inbounds)
@@ -168,6 +126,8 @@ class Roster:
             return set(), self._refusals(key, user, tags)
         touched, refused = self.remove(key), list[Refusal]()
         self.users[key] = packed
+        if limits := limits_said(user):
+            self.limits[key] = limits
         self.revision = next(_REVISIONS)
         self._enter(key, user, tags, refused)
         touched.update((tag, key) for tag in tags if key in self._credential[tag])
@@ -192,11 +152,44 @@ class Roster:
         """Forget a user: the (tag, key) pairs touched, with those of users who get in by that."""
         if self.users.pop(key, None) is None:
             return set()
+        self.limits.pop(key, None)
         self.revision = next(_REVISIONS)
         touched = set()
         for tag in self.target:
             touched |= self._release(tag, key)
         return touched
+
+    def tags_of(self, key: str) -> Tags:
+        """The inbounds for which the user has a credential."""
+        return tuple(tag for tag, credentials in self._credential.items() if key in credentials)
+
+    def keep_out(self, keys: AbstractSet[str]) -> set[tuple[str, str]]:
+        """These and no others are off. Returns the (tag, key) pairs touched."""
+        touched = set[tuple[str, str]]()
+        for key in self.off - keys:
+            touched |= self.turn(key, off=False)
+        for key in keys - self.off:
+            touched |= self.turn(key, off=True)
+        return touched
+
+    def turn(self, key: str, off: bool) -> set[tuple[str, str]]:
+        """This user is off from now on, or is not. Returns the (tag, key) pairs touched."""
+        if off == (key in self.off):
+            return set()
+        (self.off.add if off else self.off.discard)(key)
+        self.revision = next(_REVISIONS)
+        here, there = (self.target, self._idle) if off else (self._idle, self.target)
+        touched = {(tag, key) for tag, accounts in here.items() if key in accounts}
+        for tag, _ in touched:
+            there[tag][key] = here[tag].pop(key)
+        return touched
+
+    def _grant(self, tag: str, key: str, packed: bytes) -> None:
+        """The user has all that they claim there."""
+        (self._idle if key in self.off else self.target)[tag][key] = packed
+
+    def _has(self, tag: str, key: str) -> bool:
+        return key in self.target[tag] or key in self._idle[tag]
 
     def _enter(self, key: str, user: User, tags: Iterable[str], refused: list[Refusal]) -> None:
         """Give a user who has no accounts theirs."""
@@ -220,11 +213,11 @@ class Roster:
             self._addresses[tag][key] = addresses
         holder = self._holder[tag]
         if not addresses and holder.setdefault(credential, key) == key:
-            self.target[tag][key] = packed
+            self._grant(tag, key, packed)
             return
         lost = [claim for claim in (credential, *addresses) if holder.setdefault(claim, key) != key]
         if not lost:
-            self.target[tag][key] = packed
+            self._grant(tag, key, packed)
             return
         for claim in lost:
             self._waiting[tag].setdefault(claim, {})[key] = packed
@@ -246,6 +239,7 @@ class Roster:
         holder, claims = self._holder[tag], self._claims(tag, key)
         self._credential[tag].pop(key, None)
         self._addresses[tag].pop(key, None)
+        self._idle[tag].pop(key, None)
         touched = {(tag, key)} if self.target[tag].pop(key, None) is not None else set()
         for claim in claims:
             waiting = self._waiting[tag].get(claim, {})
@@ -268,21 +262,23 @@ class Roster:
         holder[claim] = heir
         if any(holder[each] != heir for each in self._claims(tag, heir)):
             return set()
-        self.target[tag][heir] = packed
+        self._grant(tag, heir, packed)
         return {(tag, heir)}
 
     def _refusals(self, key: str, user: User, tags: Iterable[str]) -> list[Refusal]:
         """What an unchanged user was refused: it is told again each time they are supplied."""
         refused: list[Refusal] = []
         for tag in tags:
-            if key not in self.target[tag] and self._account(tag, user, refused) is not None:
+            if not self._has(tag, key) and self._account(tag, user, refused) is not None:
                 refused.append(self._taken(tag, key, user.email))
         return refused
 
     def outside(self, key: str, user: User) -> Iterator[str]:
         """Why this user of the roster is not wanted in inbounds that they name: each inbound and the reason."""
         for tag in self.known(tuple(user.inbounds)):
-            if key not in self.target[tag]:
+            if key in self._idle[tag]:
+                yield f"{tag}: the user is off, by their limits"
+            elif key not in self.target[tag]:
                 refused = self._refusals(key, user, (tag,))
                 yield refused[0].reason if refused else f"{tag}: the user has no credential for it"
 
@@ -294,29 +290,6 @@ def _alike(users: Mapping[str, bytes], others: Mapping[str, bytes]) -> bool:
 
 def _copied(dicts: Mapping[K, Mapping[L, V]]) -> dict[K, dict[L, V]]:
     return {key: dict(one) for key, one in dicts.items()}
-
-
-def normal(user: User, tags: Tags) -> User:
-    """The user with their inbounds (`tags`) in order and once each: controllers send them in any."""
-    if len(tags) == 1 or tags == (ordered := tuple(sorted(set(tags)))):
-        return user
-    kept = User(email=user.email, inbounds=ordered)
-    kept.proxies.CopyFrom(user.proxies)
-    return kept
-
-
-def one_spelling(users: Iterable[User], refused: list[Refusal]) -> dict[str, User]:
-    """By key one entry an e-mail, the last, where it is spelled as at first; other spellings go to `refused`."""
-    chosen: dict[str, User] = {}
-    for user in users:
-        email = user.email
-        key = key_of(email)
-        first = chosen.get(key)
-        if first is not None and first.email != email:
-            refused.append(Refusal(email, f"another spelling of {first.email!r}"))
-        else:
-            chosen[key] = user
-    return chosen
 
 
 def changed_users(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> dict[str, bytes | None]:

@@ -21,10 +21,11 @@ from node.backend.listing import Listing
 from node.backend.members import Members
 from node.backend.record import Record
 from node.backend.replace import Replacement
-from node.backend.roster import Roster, Supplied
+from node.backend.roster import Roster
 from node.backend.routing import Router
 from node.backend.state import State, Status
 from node.backend.supervisor import START_TIMEOUT, Happened, Supervisor
+from node.backend.supplied import Supplied
 from node.backend.wind_down import WindDown
 from node.contract.accounts import Refusal
 from node.contract.driver import Driver, Generation, Plan
@@ -72,12 +73,12 @@ class Runner:
         self._generations = generations
         self._upgrade = upgrade
         self._control = Control()
-        self._journal = journal or Journal(reactor)
-        self._events = UserEvents(self._journal, reactor)
-        self.status = Status(ring, self._journal)
+        self.journal = journal or Journal(reactor)
+        self._events = UserEvents(self.journal, reactor)
+        self.status = Status(ring, self.journal)
         self.desired = Desired(reactor, record)
         wind_down = WindDown(reactor, generations, read)
-        drain = Drain(reactor, generations, limits, wind_down.end, self._journal)
+        drain = Drain(reactor, generations, limits, wind_down.end, self.journal)
         replacement = Replacement(reactor, generations, wind_down, drain)
         self._supervisor = Supervisor(
             reactor,
@@ -88,7 +89,7 @@ class Runner:
             generations,
             replacement,
             drain,
-            self._journal,
+            self.journal,
             self._events,
         )
         self._settling = self._supervisor.settling
@@ -111,7 +112,7 @@ class Runner:
         try:
             await self._control.run(work, request, core=True)
         except InvalidConfig as error:
-            self._journal.tell(Kind.CONFIG_REFUSED, error.text, reason=error.text)
+            self.journal.tell(Kind.CONFIG_REFUSED, error.text, reason=error.text)
             raise
         await self.desired.recorded()
 

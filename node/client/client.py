@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from weakref import WeakSet
@@ -185,6 +185,18 @@ class Client:
                 if (more := bool(page.next)) and page.next <= after:
                     raise UnexpectedReply("the node lists its users in circles")
                 after = page.next
+
+    async def set_limits(self, limits: Mapping[str, pb.Limits | None]) -> pb.SetLimitsResponse:
+        """Say what these users may use; None takes such a word back. The reply has what of it cannot be done."""
+        words = [pb.UserLimits(name=name, limits=word) for name, word in limits.items()]
+        return await self.call("SetLimits", pb.SetLimitsResponse, pb.SetLimitsRequest(users=words))
+
+    async def get_limits(
+        self, after: str = "", limit: int = 0, names: Iterable[str] = (), off: bool = False
+    ) -> pb.GetLimitsResponse:
+        """A page of what users may use and have used; `next` of the reply is `after` of the next one."""
+        request = pb.GetLimitsRequest(after=after, limit=limit, names=names, off=off)
+        return await self.call("GetLimits", pb.GetLimitsResponse, request)
 
     # Routing
 

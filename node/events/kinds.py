@@ -43,6 +43,39 @@ class Kind(Enum):
         Severity.INFO,
         "Users who were removed are out of the core, their connections with them: `count`, the `names` of the first.",
     )
+    LIMIT_NEAR = "limits.near", Severity.INFO, "A `user` has used four fifths of what a `limit` allows."
+    LIMIT_REACHED = (
+        "limits.reached",
+        Severity.WARNING,
+        "A `user` has reached a `limit` that is only told of, and is in all the same.",
+    )
+    LIMIT_CUT = (
+        "limits.cut",
+        Severity.INFO,
+        "A `user` is out of the core for a `limit`, their connections with them. Of many at once: `count`, `names`.",
+    )
+    LIMIT_BACK = (
+        "limits.back",
+        Severity.INFO,
+        "A `user` who was out for a limit may come in again: by a new limit, or as a period has begun.",
+    )
+    LIMIT_ADDRESSES = (
+        "limits.addresses",
+        Severity.INFO,
+        "Users were connected from more addresses than they may: `count`, the `names` of the first, and how many the "
+        "first one may, as `reason`. Those whose limit is only told of are in events of their own.",
+    )
+    NODE_QUOTA_NEAR = (
+        "node.quota.near",
+        Severity.WARNING,
+        "The node has used four fifths of its own quota: `used` of `bytes`.",
+    )
+    NODE_QUOTA_OVER = (
+        "node.quota.over",
+        Severity.ERROR,
+        "The node has used up its own quota; `closed` says whether new connections are refused for it.",
+    )
+    NODE_QUOTA_BEGUN = "node.quota.begun", Severity.INFO, "Another period of the node's own quota has begun."
     DRAIN_BEGUN = "drain.begun", Severity.INFO, "A process keeps the connections that it has, and gets no others."
     DRAIN_CUT = (
         "drain.cut",

@@ -22,8 +22,8 @@ class UserEvents:
     """What becomes of users."""
 
     def __init__(self, journal: Tells, reactor: IReactorTime) -> None:
-        self._refused = _Gathering(journal, reactor, Kind.USERS_REFUSED, "could not be applied")
-        self._cut = _Gathering(journal, reactor, Kind.USERS_CUT, "were removed and are out of the core")
+        self._refused = Gathering(journal, reactor, Kind.USERS_REFUSED, "could not be applied")
+        self._cut = Gathering(journal, reactor, Kind.USERS_CUT, "were removed and are out of the core")
 
     def refused(self, users: Iterable[tuple[str, str]]) -> None:
         """These could not be applied: each by name, and why."""
@@ -39,7 +39,7 @@ class UserEvents:
         self._cut.flush()
 
 
-class _Gathering:
+class Gathering:
     """Events of one kind."""
 
     def __init__(self, journal: Tells, reactor: IReactorTime, kind: Kind, what: str) -> None:

@@ -86,6 +86,14 @@ READ = (
     Family("txnode_dropped_connections_total", Kind.COUNTER, "Connections that were ended with a core that drained"),
     Family("txnode_cut_connections_total", Kind.COUNTER, "Connections of removed users that were ended"),
     Family("txnode_users_wanted", Kind.GAUGE, "Users that controllers want"),
+    Family("txnode_users_limited", Kind.GAUGE, "Users who have limits, of their own or by the settings"),
+    Family("txnode_users_off", Kind.GAUGE, "Users who are out of the core for a limit", ("limit",)),
+    Family("txnode_users_near_quota", Kind.GAUGE, "Users who are in, and have used four fifths of their quota"),
+    Family(
+        "txnode_limited_connections_total",
+        Kind.COUNTER,
+        "Connections that were ended because their user had too many addresses",
+    ),
     Family("txnode_users_confirmed", Kind.GAUGE, "Users that the core confirmed, on any inbound"),
     Family("txnode_users_refused_total", Kind.COUNTER, "Users that the node or the core refused, each time"),
     Family(
@@ -120,6 +128,9 @@ READ = (
     Family("txnode_state_file_bytes", Kind.GAUGE, "Bytes of the state file"),
     Family("txnode_disk_free_bytes", Kind.GAUGE, "Bytes that are free on the disk of STATE_DIR"),
     Family("txnode_certificate_expiry_timestamp_seconds", Kind.GAUGE, "When the certificate that is served ends"),
+    Family("txnode_quota_bytes", Kind.GAUGE, "NODE_QUOTA: bytes that the node may use in a month"),
+    Family("txnode_quota_used_bytes", Kind.GAUGE, "Bytes that it has used of them"),
+    Family("txnode_quota_closed", Kind.GAUGE, "1 if no new connections are taken because they are used up"),
     Family("txnode_connections", Kind.GAUGE, "Connections by port; known ones have shown a key", ("door", "known")),
     Family("txnode_max_connections", Kind.GAUGE, "Places for connections, on both ports together"),
 )

@@ -26,7 +26,7 @@ from node.metrics.lag import Lag
 from node.metrics.readiness import Readiness
 from node.state.store import Store
 from node.traffic.polling import Traffic
-from protos.service_pb2 import BackendStatsResponse
+from protos.service_pb2 import BackendStatsResponse, LimitsSummary, NodeQuota
 
 # Seconds that a core, and the disk, may take; then what was known last is told.
 PATIENCE = 2.0
@@ -51,6 +51,9 @@ class Sources:
     crowd: Callable[[], Iterable[tuple[str, bool]]]
     warnings: Callable[[], Sequence[str]]
     expires: Callable[[], float]
+    limits: Callable[[], LimitsSummary]
+    # The node's own, if it has one.
+    quota: Callable[[], NodeQuota | None]
 
 
 class Figures:
@@ -121,6 +124,10 @@ def _node(sources: Sources) -> Iterator[Figure]:
         for known in (True, False):
             yield "txnode_connections", (door, "yes" if known else "no"), crowd[door, known]
     yield "txnode_max_connections", (), sources.places
+    if (quota := sources.quota()) is not None:
+        yield "txnode_quota_bytes", (), quota.bytes
+        yield "txnode_quota_used_bytes", (), quota.used
+        yield "txnode_quota_closed", (), quota.closed
 
 
 def _core(sources: Sources) -> Iterator[Figure]:
@@ -160,6 +167,12 @@ def _users(sources: Sources) -> Iterator[Figure]:
     desired, current = sources.runner.desired, sources.generations.current
     confirmed = current.accounts if current is not None else {}
     yield "txnode_users_wanted", (), len(desired.roster.users)
+    limits = sources.limits()
+    yield "txnode_users_limited", (), limits.limited
+    yield "txnode_users_off", ("quota",), limits.off_quota
+    yield "txnode_users_off", ("expiry",), limits.off_expired
+    yield "txnode_users_near_quota", (), limits.near
+    yield "txnode_limited_connections_total", (), limits.too_many_addresses
     yield "txnode_users_confirmed", (), len(set[str]().union(*confirmed.values()))
     yield "txnode_users_refused_total", (), desired.refusals
     for tag, accounts in desired.target.items():

@@ -16,6 +16,7 @@ from node.metrics.readiness import Readiness, checks
 from node.reactor import PooledReactor
 from node.state.store import Store
 from node.traffic.polling import Traffic
+from protos.service_pb2 import LimitsSummary, NodeQuota
 
 
 class Backend(Protocol):
@@ -32,6 +33,12 @@ class Backend(Protocol):
 
     @property
     def warnings(self) -> Sequence[str]: ...
+
+    @property
+    def limits(self) -> LimitsSummary: ...
+
+    @property
+    def quota(self) -> NodeQuota | None: ...
 
 
 class Monitoring:
@@ -67,5 +74,7 @@ class Monitoring:
             crowd=crowd,
             warnings=lambda: backend.warnings,
             expires=expires,
+            limits=lambda: backend.limits,
+            quota=lambda: backend.quota,
         )
         self.pages = Pages(reactor, Figures(reactor, sources, prefix), meters, self.readiness).all()

@@ -44,8 +44,10 @@ def _field(message: Message, field: Any) -> Any:
         return as_json(dict(value))
     if field.is_repeated:
         return as_json(list(value))
+    if field.has_presence and not message.HasField(field.name):
+        return None
     if field.message_type is not None:
-        return as_json(value) if message.HasField(field.name) else None
+        return as_json(value)
     return field.enum_type.values_by_number[value].name if field.enum_type is not None else value
 
 

@@ -19,6 +19,14 @@ def rate(count: float) -> str:
     return f"{size(count)}/s"
 
 
+def rate_of_bits(count: int) -> str:
+    """Bits a second as lines are sold; nothing where there is no limit."""
+    for unit, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if count >= unit:
+            return f"{count / unit:g}{letter}"
+    return str(count or "")
+
+
 def span(seconds: int) -> str:
     """A time in its two largest units."""
     units = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))

@@ -62,6 +62,8 @@ class Ledger:
 
     def __init__(self, totals: Totals | None = None) -> None:
         self.totals = totals or Totals()
+        # Is told what users have carried, by key, as it is booked.
+        self.booked: Callable[[Sums], None] = lambda _: None
         # By key. Of users those who have bytes; of inbounds and outbounds all that run, too.
         self._pending: dict[Scope, Sums] = {scope: Sums() for scope in Scope}
         # For replies that are on their way; they are ours until those were delivered.
@@ -86,7 +88,10 @@ class Ledger:
         found = differences(last, reading)
         self.totals.book(_added(found, self.totals.scopes))
         for scope, sums in found.items():
-            self._add(scope, self._by_key(sums) if scope is Scope.USER else sums)
+            if scope is Scope.USER:
+                sums = self._by_key(sums)
+                self.booked(sums)
+            self._add(scope, sums)
         return any(sums.moved for sums in found.values())
 
     def keep(self, runs: Iterable[object]) -> None:

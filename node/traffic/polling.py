@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from itertools import islice
 from typing import Protocol
@@ -20,6 +20,7 @@ from node.state.store import Store
 from node.traffic.ledger import Ledger, Taken
 from node.traffic.readings import Readings, Wanted
 from node.traffic.reply import Told, packed
+from node.traffic.sums import Sums
 from node.traffic.totals import OTHERS, Totals
 from node.waiting import lasting
 from protos import service_pb2
@@ -52,6 +53,16 @@ class Counting(Protocol):
     def counting(self) -> Sequence[Generation]: ...
 
 
+class Limits(Protocol):
+    """Who looks at what users carry: see `node.limits`."""
+
+    def booked(self, moved: Sums) -> None:
+        """Users have carried this, by key."""
+
+    def saving(self, keys: Collection[str]) -> None:
+        """What these users have is being noted, all of it together."""
+
+
 class Traffic:
     """What was counted and not yet delivered. `interval` is the seconds between two readings that nobody asked for."""
 
@@ -72,6 +83,7 @@ class Traffic:
         self._store = store
         self._interval = interval
         self._ledger = Ledger(totals)
+        self._limits: Limits | None = None
         self._readings = Readings(reactor, self._read_one)
         self._poll = Periodic("reading and noting the counters", self._tick, interval * TICK, reactor)
         # Why the last reading of a generation brought nothing.
@@ -105,6 +117,11 @@ class Traffic:
         rows = self._sums.get(scope, ())
         return (row for row in rows if scope is not Scope.USER or row.key == OTHERS or self._is_user(row.key))
 
+    def watched(self, limits: Limits) -> None:
+        """Tell this one of what users carry from now on."""
+        self._limits = limits
+        self._ledger.booked = limits.booked
+
     def begin(self, rows: Iterable[Row]) -> None:
         """Go on from the rows of an earlier node, and read the counters from now on."""
         self.restore(rows)
@@ -118,7 +135,7 @@ class Traffic:
     def end(self) -> None:
         """Read no more by itself."""
         self._poll.stop()
-        self._store.rows(self._ledger.changes())
+        self._note(self._ledger.changes())
         self._store.totals(self._ledger.totals.changes())
 
     async def settled(self, patience: float) -> None:
@@ -182,12 +199,17 @@ class Traffic:
         """Have the store note what changed, in parts."""
         self._saved_at = self._reactor.seconds()
         rows = self._ledger.changes(SLICE)
-        self._store.rows(rows)
+        self._note(rows)
         self._ledger.totals.make_room(Scope.USER, self._is_user)
         sums = self._ledger.totals.changes(SLICE)
         self._store.totals(sums)
         if SLICE in (len(rows), len(sums)):
             self._reactor.callLater(0, self.save)
+
+    def _note(self, rows: Sequence[Row]) -> None:
+        self._store.rows(rows)
+        if self._limits is not None:
+            self._limits.saving([row.key for row in rows if row.scope is Scope.USER])
 
     def _settle(self, taken: Taken, delivered: bool) -> None:
         self._ledger.settle(taken, delivered)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from node.nodectl.commands import users_change, users_sync
+from node.nodectl.commands import users_change, users_limits, users_sync
 from node.nodectl.members import Listed, listed
 from node.nodectl.options import options
 from node.nodectl.output import note
@@ -20,7 +20,7 @@ TIMEOUT = 60.0
 
 @click.group
 def command() -> None:
-    """Who may use a node, and who is in: list, add, change, remove, diff, sync."""
+    """Who may use a node, and who is in: list, add, change, remove, limits, limit, diff, sync."""
 
 
 @command.command("list")
@@ -49,5 +49,5 @@ def list_users(session: Session, names: tuple[str, ...], wide: bool, unconfirmed
     session.report(outcomes, columns, lambda answer: [cells(row, wide) for row in Listed(**answer).users])
 
 
-for part in (*users_change.COMMANDS, *users_sync.COMMANDS):
+for part in (*users_change.COMMANDS, *users_limits.COMMANDS, *users_sync.COMMANDS):
     command.add_command(part)

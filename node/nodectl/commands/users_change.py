@@ -89,6 +89,8 @@ def change(session: Session, /, names: tuple[str, ...], inbounds: tuple[str, ...
         users = []
         for name, row in ((name, row) for name in names for row in rows if not missing([name], [row])):
             user = pb.User(email=row.name, proxies=row.proxies, inbounds=inbounds or [*row.inbounds, *row.unknown])
+            if row.HasField("limits"):
+                user.limits.CopyFrom(row.limits)
             if renew:
                 user.proxies.MergeFrom(fresh[name])
             users.append(put(user, **given))

@@ -52,7 +52,7 @@ def difference(users: Iterable[pb.User], rows: Iterable[pb.ListedUser]) -> Diffe
     for key, user in wanted.items():
         if key not in there:
             found.added.append(user)
-        elif what := differing(user, there[key]):
+        elif what := differing(user := with_limits(user, there[key]), there[key]):
             found.changed.append((user, what))
         else:
             same += 1
@@ -66,8 +66,20 @@ def differing(user: pb.User, row: pb.ListedUser) -> list[str]:
     what = [] if user.email == row.name else ["spelling"]
     if set(user.inbounds) != {*row.inbounds, *row.unknown}:
         what.append("inbounds")
+    if user.limits != row.limits:
+        what.append("limits")
     wanted, has = said(user.proxies), said(row.proxies)
     return what + sorted(name for name in {**wanted, **has} if wanted.get(name) != has.get(name))
+
+
+def with_limits(user: pb.User, row: pb.ListedUser) -> pb.User:
+    """The user, with the limits that the node has of them where nothing is said of any."""
+    if user.HasField("limits") or not row.HasField("limits"):
+        return user
+    kept = pb.User()
+    kept.CopyFrom(user)
+    kept.limits.CopyFrom(row.limits)
+    return kept
 
 
 def said(proxies: pb.Proxy) -> Mapping[str, Message]:

@@ -64,6 +64,11 @@ def ours(said: dict[str, Any], _: float) -> Entry:
     if not (isinstance(inbounds, list) and isinstance(unknown, list)):
         raise ValueError("inbounds is no array")
     wanted = {"email": name or "", "inbounds": [*inbounds, *unknown]}
+    if (limits := said.get("limits")) is not None:
+        if not isinstance(limits, dict):
+            raise ValueError("limits is no object")
+        # What is null is not said; 0 is a word.
+        wanted["limits"] = {name: value for name, value in limits.items() if value is not None}
     try:
         return Entry(ParseDict({**wanted, "proxies": _filled(said.get("proxies") or {})}, pb.User()))
     except (ParseError, TypeError) as error:

@@ -8,6 +8,8 @@ from node.contract.accounts import key_of
 from node.nodectl.users.difference import said
 from protos import service_pb2 as pb
 
+# How the node says that a user is out for a limit.
+OFF = "the user is off, by their limits"
 WIDE = ("confirmed", "leaving", "unknown", "credentials")
 COLUMNS = ("name", "inbounds", "state", "why")
 
@@ -23,6 +25,7 @@ def state_of(row: pb.ListedUser) -> str:
         (row.shortened, "unknown"),
         (row.pending, "pending"),
         (row.leaving, "leaving"),
+        (any(OFF in reason for reason in row.refused), "off"),
         (settled(row), "confirmed"),
         (row.confirmed, "partly"),
         (row.refused, "refused"),

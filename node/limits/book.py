@@ -1,0 +1,347 @@
+"""What users may use, and what they have used of it: who is off, and what there is to tell. Pure.
+
+Users are told by key. Times are Unix seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from enum import Enum
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from node.limits.count import EXPIRY, NEAR, QUOTA, Count, begins, left, next_look, reached, reasons, roll
+from node.limits.defaults import Defaults, Rules
+from node.limits.limits import Limit, Way
+from node.limits.records import Word, pack, unpack
+from node.traffic.sums import Sums
+from protos.service_pb2 import LimitsSummary
+
+# Seconds for which it is remembered what users have used who are users no more: longer than any period.
+REMEMBERED = 40 * 86_400.0
+# Bytes that nobody carries before they are read again.
+CLOSE = 2**30
+# Moments above which those that are over are thrown away: each change of a user leaves one.
+SPARE = 10_000
+
+
+class News(Enum):
+    """What can happen to a user. The value says it in a word."""
+
+    NEAR = "near"
+    REACHED = "reached"
+    CUT = "cut"
+    BACK = "back"
+
+
+class Told(NamedTuple):
+    """What happened to whom, and by which limit."""
+
+    news: News
+    key: str
+    reason: str
+
+
+class Book:
+    """Satisfies `node.backend.desired.Limiter`. What happens is gathered in `news` until somebody takes it."""
+
+    def __init__(
+        self,
+        now: Callable[[], float],
+        defaults: Defaults | None = None,
+        tags_of: Callable[[str], tuple[str, ...]] = lambda _: (),
+        name_of: Callable[[str], str] = str,
+    ) -> None:
+        self.now = now
+        self.name_of = name_of
+        self._tags_of = tags_of
+        self.news: list[Told] = []
+        # Is told of whom other limits may hold, and who came or went with theirs.
+        self.changed: Callable[[Collection[str]], None] = lambda _: None
+        # Who is off; of users alone it means anything.
+        self.off: set[str] = set()
+        # Who may reach their quota soon, of those who were judged anew.
+        self.close: set[str] = set()
+        # Somebody's record is another one not for their bytes alone.
+        self.stirred = False
+        # Whose record is another one than was taken last.
+        self.dirty: set[str] = set()
+        self._rules = Rules(defaults or Defaults())
+        self._users: Collection[str] = ()
+        self._said: Mapping[str, bytes] = {}
+        self._words: dict[str, Word] = {}
+        self._counts: dict[str, Count] = {}
+        self._limits: dict[str, Limit] = {}
+        self._moments: list[tuple[float, str]] = []
+        # As long as they hold.
+        self._summary: LimitsSummary | None = None
+        self._limited: int | None = None
+
+    # What holds
+
+    def limit_of(self, key: str) -> Limit:
+        """What holds for a user. Cheap where it was asked before, or nobody has limits."""
+        if not (self._said or self._words or self._rules.by_inbound):
+            return self._rules.everybody
+        limit = self._limits.get(key)
+        if limit is None:
+            tags = self._tags_of(key) if self._rules.by_inbound else ()
+            limit = self._limits[key] = self._rules.of(self._own(key), tags)
+        return limit
+
+    @property
+    def limits_anybody(self) -> bool:
+        """Whether there may be anybody with limits."""
+        return bool(self._said or self._words or self._rules.by_inbound or self._rules.everybody.any)
+
+    def _own(self, key: str) -> bytes:
+        word = self._words.get(key)
+        said = self._said.get(key, b"")
+        return word.limits if word is not None and word.over == said else said
+
+    def limited(self) -> Iterator[str]:
+        """The users who have limits."""
+        mine = self._users if self._rules.everybody.any or self._rules.by_inbound else {*self._said, *self._words}
+        return (key for key in mine if key in self._users and self.limit_of(key).any)
+
+    def is_user(self, key: str) -> bool:
+        return key in self._users
+
+    def knows(self, key: str) -> bool:
+        """Whether there is anything to tell of them."""
+        return key in self._users or key in self._counts or key in self._words
+
+    def summary(self) -> LimitsSummary:
+        """How many have limits, are off, and near their quota."""
+        if self._summary is None:
+            self._summary = self._sum_up()
+        return self._summary
+
+    def _sum_up(self) -> LimitsSummary:
+        off = [self._counts[key] for key in self.off if key in self._users and key in self._counts]
+        near = sum(count.near and not count.off_since for count in self._counts.values())
+        expired = sum(count.expired for count in off)
+        if self._limited is None:
+            self._limited = sum(1 for _ in self.limited())
+        return LimitsSummary(limited=self._limited, off_quota=len(off) - expired, off_expired=expired, near=near)
+
+    # Who there is
+
+    def learn(self, said: Iterable[bytes]) -> None:
+        if not self._rules.by_inbound:
+            for packed in said:
+                self._rules.of(packed, ())
+
+    def install(self, said: Mapping[str, bytes], users: Collection[str]) -> AbstractSet[str]:
+        before, was = self._said, self._users
+        self._said, self._users = said, users
+        self._limits.clear()
+        self._summary = self._limited = None
+        changed = [key for key, packed in said.items() if before.get(key) != packed]
+        changed += before.keys() - said.keys()
+        # Of those who were no users until now nothing was seen to.
+        known = self._counts.keys() | self._words.keys()
+        changed += [key for key in known if key in users and key not in was]
+        for key in changed:
+            self._judge(key)
+        self.changed(changed)
+        return self.off
+
+    def follow(self, key: str) -> bool:
+        self._limits.pop(key, None)
+        self._summary = self._limited = None
+        self._judge(key)
+        if self.limits_anybody:
+            self.changed((key,))
+        return key in self.off
+
+    def say(self, key: str, limits: bytes | None) -> None:
+        """SetLimits says this of a user, or nothing any more."""
+        if limits is None:
+            self._words.pop(key, None)
+        else:
+            self._words[key] = Word(limits, self._said.get(key, b""))
+            self._counts.setdefault(key, Count(self.now()))
+        self._stir(key)
+        self.follow(key)
+
+    # What is used
+
+    def book(self, moved: Sums) -> list[tuple[str, int]]:
+        """Users have carried this. Returns those who have a quota, with their bytes of the way that counts."""
+        if not (self._counts or self._rules.everybody.quota or self._rules.by_inbound):
+            return []
+        return [
+            (key, _counted(up, down, limit.way))
+            for key, up, down in moved.rows()
+            if (limit := self._add(key, up, down)) is not None
+        ]
+
+    def _add(self, key: str, up: int, down: int) -> Limit | None:
+        """The limit of a user with a quota, who has carried this."""
+        count, limit = self._counts.get(key), self.limit_of(key)
+        if key not in self._users or not limit.quota:
+            if count is not None and count.since is not None:
+                # Whoever is no user now may be one again.
+                count.add(up, down)
+                self.dirty.add(key)
+            return None
+        if count is None:
+            self._judge(key)
+            count = self._counts[key]
+        count.add(up, down)
+        self.dirty.add(key)
+        self._weigh(key, count, limit)
+        return limit
+
+    def turn(self) -> None:
+        """See to what happens by the clock alone."""
+        now = self.now()
+        while self._moments and self._moments[0][0] <= now:
+            _, key = heappop(self._moments)
+            self._judge(key)
+
+    def beginning(self) -> list[str]:
+        """Users whose count begins anew with the next `turn`."""
+        now = self.now()
+        due = {key for moment, key in self._moments if moment <= now}
+        return [key for key in due if (count := self._counts.get(key)) and begins(count, self.limit_of(key), now)]
+
+    def look_again(self) -> None:
+        """Judge everybody anew: the clock was set back."""
+        for key in [*self._counts]:
+            self._judge(key)
+
+    @property
+    def next_turn(self) -> float:
+        """When there may be something to see to."""
+        return self._moments[0][0] if self._moments else math.inf
+
+    def count_of(self, key: str) -> Count | None:
+        return self._counts.get(key)
+
+    def left(self, key: str) -> int | None:
+        """Bytes that a user may still use; None where nothing keeps them from using more."""
+        limit, count = self.limit_of(key), self._counts.get(key)
+        return left(count, limit) if count is not None and limit.quota else None
+
+    # What outlives the node
+
+    def restore(self, records: Iterable[tuple[str, bytes]]) -> None:
+        """What an earlier node left. What this one knows already stays."""
+        for key, packed in records:
+            word, count = unpack(packed)
+            if word is not None:
+                self._words.setdefault(key, word)
+            if count is not None:
+                self._counts.setdefault(key, count)
+        for key in [key for key in self._counts.keys() | self._words.keys() if key in self._users]:
+            self._limits.pop(key, None)
+            self._judge(key)
+
+    def records(self, keys: Iterable[str]) -> dict[str, bytes | None]:
+        """What is to be kept of these; None for nothing."""
+        return {key: self._record(key) for key in keys}
+
+    def everything(self) -> dict[str, bytes | None]:
+        """All that is to be kept."""
+        self.dirty.clear()
+        return self.records({*self._words, *self._counts})
+
+    def forget_gone(self) -> None:
+        """Note who is a user no more, and forget who has not been one for long."""
+        now = self.now()
+        for key, count in [*self._counts.items()]:
+            if key in self._users:
+                count.gone_since = 0.0
+            elif not count.gone_since:
+                count.gone_since = now
+                self._stir(key)
+            elif now - count.gone_since > REMEMBERED:
+                del self._counts[key]
+                self._words.pop(key, None)
+                self._stir(key)
+
+    def _record(self, key: str) -> bytes | None:
+        word, count = self._words.get(key), self._counts.get(key)
+        return pack(word, count) if word or count else None
+
+    # Judging
+
+    def _judge(self, key: str) -> None:
+        """See whether this user is off, and when to look again."""
+        if key not in self._users:
+            return  # whoever is none keeps what was counted
+        self._void(key)
+        limit, now = self.limit_of(key), self.now()
+        if not (limit.quota or limit.expires_at or key in self._counts or key in self._words):
+            return
+        count = self._count(key, limit)
+        if roll(count, limit, now):
+            self._stir(key)
+        if (moment := next_look(count, limit, now)) < math.inf:
+            heappush(self._moments, (moment, key))
+            self._tidy()
+        self._weigh(key, count, limit)
+        if limit.quota and left(count, limit) < CLOSE:
+            self.close.add(key)
+
+    def _void(self, key: str) -> None:
+        """What SetLimits said is over when the user's own message says something else than it did then."""
+        word = self._words.get(key)
+        if word is not None and word.over != self._said.get(key, b""):
+            del self._words[key]
+            self._stir(key)
+
+    def _stir(self, key: str) -> None:
+        self.dirty.add(key)
+        self.stirred, self._summary = True, None
+
+    def _count(self, key: str, limit: Limit) -> Count:
+        count = self._counts.get(key)
+        if count is None:
+            count = self._counts[key] = Count(self.now())
+            roll(count, limit, self.now())
+            self._stir(key)
+        return count
+
+    def _weigh(self, key: str, count: Count, limit: Limit) -> None:
+        """Tell what is new, and put the user off or let them in."""
+        now = self.now()
+        at = reached(count, limit, now)
+        near = bool(limit.quota) and count.used(limit.way) >= NEAR * limit.quota
+        if not (at or near or count.told or count.off_since):
+            return  # most often
+        why = reasons(at, limit)
+        (self.off.add if why else self.off.discard)(key)
+        self._tell(key, count, limit, at, near)
+        # Who was off when the node ended is no news.
+        if bool(why) != bool(count.off_since):
+            self._stir(key)
+            count.off_since = now if why else 0.0
+            self.news.append(Told(News.CUT if why else News.BACK, key, why[0] if why else ""))
+
+    def _tell(self, key: str, count: Count, limit: Limit, at: tuple[str, ...], near: bool) -> None:
+        if near and not count.near and QUOTA not in at:
+            self.news.append(Told(News.NEAR, key, QUOTA))
+        if QUOTA in at and limit.quota_told and not count.reached:
+            self.news.append(Told(News.REACHED, key, QUOTA))
+        if EXPIRY in at and limit.expires_told and not count.expired:
+            self.news.append(Told(News.REACHED, key, EXPIRY))
+        state = near, QUOTA in at, EXPIRY in at
+        if state != (count.near, count.reached, count.expired):
+            count.near, count.reached, count.expired = state
+            self._stir(key)
+
+    def _tidy(self) -> None:
+        if len(self._moments) > SPARE + 2 * len(self._counts):
+            now = self.now()
+            looks = ((next_look(count, self.limit_of(key), now), key) for key, count in self._counts.items())
+            self._moments = [look for look in looks if look[0] < math.inf]
+            heapify(self._moments)
+
+
+def _counted(up: int, down: int, way: Way) -> int:
+    return (up if way is not Way.DOWN else 0) + (down if way is not Way.UP else 0)
