@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import cached_property
 from types import TracebackType
@@ -60,6 +60,8 @@ class Controller(Protocol):
     def sync_user(self, *users: service_pb2.User) -> None: ...
     def sync_users(self, users: Iterable[service_pb2.User]) -> None: ...
     def sync_chunked(self, chunks: Iterable[service_pb2.UsersChunk]) -> None: ...
+    def set_limits(self, limits: Mapping[str, service_pb2.Limits | None]) -> service_pb2.SetLimitsResponse: ...
+    def limits(self, *names: str, off: bool = False) -> service_pb2.GetLimitsResponse: ...
     def logs(self) -> LogReader: ...
     def close(self) -> None: ...
 
@@ -132,6 +134,12 @@ class _Common:
 
     def sync_chunked(self, chunks: Iterable[service_pb2.UsersChunk]) -> None:
         self._run(lambda client: client.call("SyncUsersChunked", Empty, *chunks))
+
+    def set_limits(self, limits: Mapping[str, service_pb2.Limits | None]) -> service_pb2.SetLimitsResponse:
+        return self._run(lambda client: client.set_limits(limits))
+
+    def limits(self, *names: str, off: bool = False) -> service_pb2.GetLimitsResponse:
+        return self._run(lambda client: client.get_limits(names=names, off=off))
 
     def call(self, name: str, reply: type[M], *messages: Message) -> M:
         """An operation by its name, with messages as they are."""

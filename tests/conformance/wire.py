@@ -38,6 +38,8 @@ PATHS = {
     "SyncUsers": "PUT /users/sync",
     "SyncUsersChunked": "PUT /users/sync/chunked",
     "ListUsers": "GET /users",
+    "SetLimits": "PUT /users/limits",
+    "GetLimits": "GET /users/limits",
     "ListRoutingRules": "GET /routing/rules",
     "GetBalancerInfo": "POST /routing/balancer",
     "TestRoute": "POST /routing/test",

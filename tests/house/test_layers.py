@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 # What the modules of each room may import of ours, beside their own room and `protos`: rooms, or single modules.
 ROOMS: dict[str, set[str]] = {
-    "node": {"node.contract.settings"},
+    "node": {"node.contract.settings", "node.limits.defaults", "node.limits.wording", "node.limits.words"},
     "node.contract": {"node.aio", "node.errors", "node.logs", "node.reactor"},
     "node.machine": {"node.logs", "node.periodic", "node.reactor"},
     "node.state": {"node.contract", "node.logs", "node.reactor", "node.waiting"},
@@ -25,9 +26,13 @@ ROOMS: dict[str, set[str]] = {
         *("node.errors", "node.logs", "node.periodic", "node.reactor", "node.waiting"),
     },
     "node.api": {
-        *("node.backend", "node.contract", "node.events", "node.machine", "node.state", "node.traffic"),
+        *("node.backend", "node.contract", "node.events", "node.limits", "node.machine", "node.state", "node.traffic"),
         *("node", "node.errors", "node.logs", "node.periodic", "node.reactor", "node.waiting"),
         *("node.keyfile", "node.secret_file", "node.settings", "node.watching"),
+    },
+    "node.limits": {
+        *("node.backend", "node.contract", "node.events", "node.machine", "node.state", "node.traffic"),
+        *("node.errors", "node.logs", "node.periodic", "node.reactor", "node.waiting"),
     },
     "node.doctor": {"node.certificate", "node.secret_file", "node.settings", "node.state"},
     "node.events": {"node.logs", "node.state", "node.waiting"},
@@ -44,6 +49,7 @@ ROOMS: dict[str, set[str]] = {
     "node.nodectl.users": {"node.contract"},
     "node.nodectl.commands": {
         "node.doctor",
+        "node.limits.wording",
         "node.nodectl",
         "node.nodectl.users",
         "node.client",
@@ -116,6 +122,7 @@ def who_imports(*packages: str) -> set[str]:
 def own_imports(name: str) -> frozenset[str]:
     """The modules of ours that a module imports."""
     known = modules().keys() | {"protos.service_pb2", "protos.xray_pb2", "protos.sing_box_pb2", "protos.columns_pb2"}
+    known |= {"protos.kept_pb2"}
     found = set()
     for target in imported(modules()[name]):
         parts = target.split(".")
@@ -291,6 +298,7 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.way"}
         (
             ["psutil"],
             {
+                "node.machine.interfaces",
                 "node.machine.memory",
                 "node.machine.system",
                 "node.machine.usage",
@@ -355,3 +363,13 @@ def test_the_plugin_directory_is_no_package() -> None:
 def test_no_module_for_everything() -> None:
     """There is no place for what has none."""
     assert not [name for name in modules() if name.rsplit(".", 1)[-1] in ("utils", "util", "helpers", "common", "misc")]
+
+
+def test_every_package_is_in_what_is_installed() -> None:
+    """A folder of modules that setup.cfg does not name is in a clone, and not in a wheel."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    listed = config["options"]["packages"].split()
+    tops = ("node", "drivers", "protos", "twisted/plugins")
+    folders = {path.parent for top in tops for path in (ROOT / top).rglob("*.py")}
+    assert sorted(listed) == sorted(".".join(folder.relative_to(ROOT).parts) for folder in folders)

@@ -217,6 +217,15 @@ async def balancers(client: Client) -> None:
         assert (await client.balancer_info("both")).override_target == target
 
 
+async def limited(client: Client) -> None:
+    """A limit is said, read, and taken back."""
+    assert not (await client.set_limits({"alice": pb.Limits(addresses=3)})).notes
+    (row,) = (await client.get_limits(names=["alice"])).users
+    assert (row.name, row.limits.addresses) == ("alice", 3)
+    await client.set_limits({"alice": None})
+    assert not (await client.get_limits()).users
+
+
 WORK: dict[str, Work[None]] = {
     "start": lifecycle,
     "stop": lifecycle,
@@ -232,6 +241,8 @@ WORK: dict[str, Work[None]] = {
     "sync_users": all_users,
     "sync_chunked": users_in_chunks,
     "list_users": listed,
+    "set_limits": limited,
+    "get_limits": limited,
     "routing_rules": rules,
     "balancer_info": balancers,
     "test_route": rules,

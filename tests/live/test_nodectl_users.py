@@ -214,3 +214,27 @@ def test_many_are_to_go(ctl: Ctl) -> None:
         terminal.type("y\n")
         assert terminal.wait() == Exit.OK
     assert ctl.states() == {"cid": ["in"]}
+
+
+@once
+def test_limits(ctl: Ctl) -> None:
+    """Said, listed and taken back; who is off is listed as such; a change of a user keeps their limits."""
+    ctl("add", "anna", "bert", "--inbound", HOME.tag)
+    ctl("limit", "anna", "--to", "bytes=1GB/month@5 addresses=3 down=10M")
+    (row,) = ctl.result("limits")
+    assert (row["name"], row["limits"]["bytes"]["bytes"], row["limits"]["addresses"]) == ("anna", 10**9, 3)
+    assert row["limits"]["expires_at"] is None and row["left"] == 10**9
+    ctl("limit", "bert", "--to", "expires=1")
+    assert [row["off_for"] for row in ctl.result("limits", "--off")] == [["expiry"]]
+    assert ctl("list", "bert").rows[-1][2] == "off"
+    assert "off: expiry" in ctl("limits").out
+    ctl("limit", "anna", "bert", "--clear")
+    assert ctl.result("limits") == []
+    assert ctl("limit", "anna", "--to", "devices=3", code=Exit.USAGE).err
+    anna = {"email": "anna", "inbounds": [HOME.tag], "limits": {"addresses": 2, "expires_at": None}}
+    proxies = {"vless": {"id": str(uuid.uuid4())}}
+    (ctl.directory / "limits.json").write_text(json.dumps([{**anna, "proxies": proxies}]))
+    ctl("sync", "limits.json", "--yes")
+    ctl("change", "anna", "--id", str(uuid.uuid4()))
+    (row,) = ctl.result("limits")
+    assert row["limits"]["addresses"] == 2

@@ -326,7 +326,7 @@ def test_help(place: Place) -> None:
         check=True,
     )
     assert done.stderr == ""
-    offered = set(re.findall(r"--([a-z-]+)=", done.stdout))
+    offered = set(re.findall(r"--([a-z0-9-]+)=", done.stdout))
     assert offered == {setting.option for setting in SETTINGS if not setting.secret}
     for setting in SETTINGS:
         assert setting.name in done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,8 +72,8 @@ class SwapTests(TestCase):
         self.core = await self.plan.launch(self.target(ANNA, BERT), 8)
         self.runs = Renewing(reactor, self.driver, self.plan, self.core)
         self.addCleanup(lambda: Deferred.fromCoroutine(self.core.stop()))
-        [socket] = directory.glob("*.sock")
-        self.api = BrokenApi(reactor, str(socket))
+        [path] = directory.glob("*.sock")
+        self.api = BrokenApi(reactor, str(path))
         self.addCleanup(lambda: Deferred.fromCoroutine(self.api.close()))
         self.core._users._api = self.api
 
@@ -114,6 +115,17 @@ class SwapTests(TestCase):
         self.assertEqual(await self.names(self.place.tag), {ANNA.email, CARL.email})
         self.assertEqual(await self.names(self.other.tag), {ANNA.email, BERT.email})
         self.assertTrue(accepts(self.place.port))
+
+    async def test_a_closed_door(self) -> None:
+        """The listener of an inbound that is swapped is closed like that before it, and all of them open again."""
+        places = [("127.0.0.1", place.port) for place in (self.place, self.other)]
+        await self.core.close_door()
+        self.assertEqual(await self.apply(self.changes(ANNA, CARL)), set())
+        for place in places:
+            self.assertRaises(TimeoutError, socket.create_connection, place, 0.2)
+        await self.core.open_door()
+        for place in places:
+            socket.create_connection(place, 5).close()
 
     async def test_nobody_is_left_in_an_inbound_that_is_gone(self) -> None:
         """An inbound that cannot be put back lets nobody in, and nobody is said to be in it."""

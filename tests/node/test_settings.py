@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from drivers.registry import DRIVER_SETTINGS
 from node import deployed
+from node.limits.defaults import Defaults
 from node.settings import BadSettings, Settings, key_fault, load
 from node.tap import SETTINGS, Options
 
@@ -66,9 +67,18 @@ def test_nothing_but_a_key_is_needed(home: Path) -> None:
         outlive=False,
         resume=True,
         traffic_interval=10,
+        limits=Defaults(),
+        limit_grace=30,
+        limit_ipv4_prefix=32,
+        limit_ipv6_prefix=64,
         metrics_port=None,
         metrics_users=False,
         metrics_names="",
+        quota=0,
+        quota_reset_day=1,
+        quota_way="both",
+        quota_interfaces=(),
+        quota_closes=False,
         debug=False,
         drivers={
             "CORE_PATHS": "/etc/letsencrypt",

@@ -13,12 +13,17 @@ from functools import partial
 
 from protos.service_pb2 import (
     Empty,
+    GetLimitsRequest,
+    Limits,
     ListedUser,
     ListUsersRequest,
     Proxy,
+    Quota,
+    SetLimitsRequest,
     Shadowsocks,
     Trojan,
     User,
+    UserLimits,
     Users,
     UsersChunk,
     Vless,
@@ -262,6 +267,29 @@ def listed(context: Context) -> None:
     assert not bert.confirmed and bert.refused and not anna.refused, f"no credential, and no reason: {bert}"
     context.sync(context.gone(context.bert))
     assert context.node.call("ListUsers", ListUsersRequest()).total == 1
+
+
+@check("users.limited", Level.BEYOND)
+def limited(context: Context) -> None:
+    """SetLimits puts out who has used up a quota or whose time is over, and lets them in again; GetLimits tells."""
+    name = context.anna.email
+
+    def say(limits: Limits | None) -> None:
+        word = UserLimits(name=name, limits=limits)
+        context.node.call("SetLimits", SetLimitsRequest(users=[word]))
+
+    try:
+        say(Limits(expires_at=1))
+        (row,) = context.node.call("GetLimits", GetLimitsRequest(names=[name])).users
+        assert row.name == name and list(row.off_for) == ["expiry"], f"the user's time is over: {row}"
+        context.stays_out(context.anna)
+        say(Limits(bytes=Quota(bytes=10**12)))
+        context.comes_in(context.anna)
+        (row,) = context.node.call("GetLimits", GetLimitsRequest(names=[name])).users
+        assert row.left and not row.off_for, f"there is much left: {row}"
+    finally:
+        say(None)
+    assert not context.node.call("GetLimits", GetLimitsRequest()).users
 
 
 @check("users.stopped", Level.BEYOND, state=State.STOPPED)

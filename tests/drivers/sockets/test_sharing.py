@@ -127,6 +127,40 @@ class SharingTests(TestCase):
         await self.end(new)
         self.assertFalse(self.sharing.has(old.pid))
 
+    async def test_a_closed_door(self) -> None:
+        """Who joins those that are closed can be proven, and is closed as well when it leads; connections go on."""
+        old = await self.joined("a")
+        link = self.link(self.first)
+        await self.sharing.close_door(old.pid, self.ports)
+        self.assertRaises(TimeoutError, meet, self.first, 0.2)
+        new = await self.joined("b")
+        await self.sharing.prove(new.pid, 5)
+        await self.sharing.lead(new.pid)
+        for address in (self.first, self.second):
+            self.assertRaises(TimeoutError, meet, address, 0.2)
+        self.assertEqual(ask(link, b"still there"), b"still there")
+        await self.sharing.close_door(new.pid, self.ports)
+        for greeter in (old, new):
+            await self.sharing.close_door(greeter.pid, self.ports, closed=False)
+        self.assertEqual((meet(self.first), meet(self.second)), ("b", "b"))
+
+    async def test_a_door_that_was_closed_and_is_gone(self) -> None:
+        """Whoever comes after it is open, and one that is alone can be closed and opened."""
+        old = await self.joined("a")
+        await self.sharing.close_door(old.pid, self.ports)
+        await self.end(old)
+        alone = await self.joined("b")
+        await self.sharing.lead((await self.joined("c")).pid)
+        self.assertEqual(meet(self.first), "c")
+        await self.end(alone)
+        where = (HOST, free_port())
+        lone = self.start("d", where)
+        ports = [range(where[1], where[1] + 1)]
+        await self.sharing.close_door(lone.pid, ports)
+        self.assertRaises(TimeoutError, meet, where, 0.2)
+        await self.sharing.close_door(lone.pid, ports, closed=False)
+        self.assertEqual(meet(where), "d")
+
     async def test_before_its_end(self) -> None:
         """Nobody comes to the one that is led to, neither to one that ends beside it; connections go on."""
         old, new = await self.joined("a"), await self.joined("b")

@@ -12,7 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from drivers.sockets.connections import endpoint
-from drivers.xray.access import Accepted, BadMask, Endpoints, Mask, Records, Shown, parse
+from drivers.xray.access import Accepted, BadMask, Mask, Records, Shown, parse
+from drivers.xray.endpoints import Endpoints
 from node.logs import printable
 from scripts.attack.mutate import mutated
 from tests.harness.many import many, seeds
@@ -209,6 +210,7 @@ def test_an_endpoint_stays_whose_it_is(steps: list[tuple[Any, ...]]) -> None:
         elif seen is not None:
             endpoints.settle(seen)
             seen = None
+        assert all(endpoints.of({key}) == walked(endpoints, key) for key in KEYS)
         for where, socket in live.items():
             if socket in owners:
                 assert endpoints.holder(where) == owners[socket]
@@ -217,6 +219,12 @@ def test_an_endpoint_stays_whose_it_is(steps: list[tuple[Any, ...]]) -> None:
         endpoints.settle(live)
     assert endpoints.of(set(KEYS)) <= live.keys()
     assert len(endpoints) <= len(live)
+
+
+def walked(endpoints: Endpoints, key: str) -> set[bytes]:
+    """Where this user is by a walk through all."""
+    held = {where for part in (endpoints._old, endpoints._young) for where, other in part.items() if other == key}
+    return held | {where for where, some in endpoints._guesses.items() if key in some}
 
 
 def look(endpoints: Endpoints, live: dict[bytes, int | None]) -> dict[bytes, str]:

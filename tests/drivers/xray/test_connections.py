@@ -15,7 +15,9 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
+from drivers.channel import ApiFailed
 from drivers.sockets.connections import endpoint
+from drivers.sockets.live import peer_of
 from drivers.xray import connections
 from drivers.xray.connections import Connections
 from drivers.xray.doors import Door
@@ -32,11 +34,16 @@ class ConnectionsTests(TestCase):
         self.ports = (range(port, port + 1),)
         self.accepted: dict[socket.socket, socket.socket] = {}
         self.inside: set[Pair] = {("home", "anna"), ("home", "bert")}
+        self.there: dict[bytes, set[str]] = {}
         self.connections = self.make(Door(self.ports))
+
+    async def online(self) -> dict[bytes, set[str]]:
+        """What the core says of who is online, by address."""
+        return self.there
 
     def make(self, door: Door) -> Connections:
         made = Connections(reactor, {"home": door, "work": Door(())})
-        made.begin(os.getpid(), lambda pair: pair in self.inside)
+        made.begin(os.getpid(), lambda pair: pair in self.inside, self.online)
         self.addCleanup(made.stop)
         return made
 
@@ -76,6 +83,101 @@ class ConnectionsTests(TestCase):
         self.accepted[again] = self.listener.accept()[0]
         self.addCleanup(self.accepted[again].close)
         return again
+
+    async def where(self, key: str) -> set[bytes]:
+        """From where a user is connected, as the node tells it."""
+        return {peer_of(live.handle) for live in await self.connections.look([key])}
+
+    async def _unlined(self) -> None:
+        """Of some the core has written no line, and bert alone is online from there."""
+        came: list[tuple[str, bytes]] = []
+        self.connections.arrived = lambda key, address: came.append((key, address))
+        here = socket.inet_aton("127.0.0.1")
+        lined, unlined = self.connect(), self.connect()
+        self.line(lined, "bert")
+        self.assertEqual(came, [("bert", here)])
+        self.there = {here: {"bert", "anna"}}
+        for _ in range(2):
+            await self.connections._look_around()
+        self.assertEqual(await self.where("bert"), {endpoint(*lined.getsockname())})
+        self.there = {here: {"bert"}}
+        assert self.connections._strays is not None
+        self.connections._strays._rest_until = 0
+        await self.connections._look_around()
+        self.assertEqual(await self.where("bert"), {endpoint(*link.getsockname()) for link in (lined, unlined)})
+        self.assertEqual(came, [("bert", here)] * 2)
+        # Each is ended alone.
+        (live,) = [
+            live
+            for live in await self.connections.look(["bert"])
+            if peer_of(live.handle) == endpoint(*unlined.getsockname())
+        ]
+        self.assertEqual(await self.connections.reset([live.handle]), 1)
+        with self.assertRaises(ConnectionResetError):
+            unlined.recv(1)
+        with self.assertRaises(BlockingIOError):
+            lined.recv(1)
+        self.assertEqual(await self.where("bert"), {endpoint(*lined.getsockname())})
+        self.assertTrue(self.connections.has("bert"))
+        self.assertFalse(self.connections.has("anna"))
+
+    def test_of_whom_no_line_told(self) -> Deferred[None]:
+        return ensureDeferred(self._unlined())
+
+    async def _says_nothing_yet(self) -> socket.socket:
+        """A connection of which there is no line yet is taken for bert's, who alone is online from there."""
+        self.connections.arrived = lambda *_: None
+        self.there = {socket.inet_aton("127.0.0.1"): {"bert"}}
+        link = self.connect()
+        for _ in range(2):
+            await self.connections._look_around()
+        self.assertEqual(await self.where("bert"), {endpoint(*link.getsockname())})
+        return link
+
+    async def _late_line(self, out_first: bool) -> None:
+        link = await self._says_nothing_yet()
+        if out_first:
+            await self.put_out("anna")
+            self.line(link, "anna")
+        else:
+            self.line(link, "anna")
+            self.assertFalse(await self.where("bert"))
+            await self.put_out("anna")
+        await deferLater(reactor, connections.GATHER * 3)
+        self.assertTrue(ended(link))
+
+    def test_a_late_line_has_the_say(self) -> Deferred[None]:
+        return ensureDeferred(self._late_line(out_first=False))
+
+    def test_a_late_line_of_who_is_out(self) -> Deferred[None]:
+        return ensureDeferred(self._late_line(out_first=True))
+
+    async def _spares_another(self) -> None:
+        link = await self._says_nothing_yet()
+        self.line(link, "anna")
+        await self.put_out("bert")
+        self.assertFalse(ended(link))
+
+    def test_a_late_line_spares_another(self) -> Deferred[None]:
+        return ensureDeferred(self._spares_another())
+
+    async def _asks_seldom(self) -> None:
+        self.connections.arrived = lambda *_: None
+        asked = []
+
+        async def broken() -> dict[bytes, set[str]]:
+            asked.append(1)
+            raise ApiFailed("no")
+
+        assert self.connections._strays is not None
+        self.connections._strays._online = broken
+        self.connect()
+        for _ in range(6):
+            await self.connections._look_around()
+        self.assertLessEqual(len(asked), 1)
+
+    def test_a_core_that_does_not_say_is_asked_seldom(self) -> Deferred[None]:
+        return ensureDeferred(self._asks_seldom())
 
     async def looked(self) -> None:
         """Wait until the sockets were looked at, for what was said before."""

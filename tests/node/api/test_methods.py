@@ -16,7 +16,8 @@ from protos import service_pb2
 # Fields and their numbers, types where they are not strings; "*" is repeated, "{}" a map to int64 or string.
 MESSAGES = {
     "Empty": "",
-    "BaseInfoResponse": "running=1:bool core_version=2 version=3 core_type=4 state=16 reason=17 warnings=18:*string",
+    "BaseInfoResponse": "running=1:bool core_version=2 version=3 core_type=4 state=16 reason=17 warnings=18:*string"
+    " limits=19:LimitsSummary",
     "Backend": "type=1:BackendType config=2 users=3:*User keep_alive=4:uint64 exclude_inbounds=5:*string",
     "Log": "detail=1 id=16",
     "Stat": "name=1 type=2 link=3 value=4:int64",
@@ -46,13 +47,35 @@ MESSAGES = {
         "vmess=1:Vmess vless=2:Vless trojan=3:Trojan shadowsocks=4:Shadowsocks wireguard=5:Wireguard "
         "hysteria=6:Hysteria masque=7:Masque"
     ),
-    "User": "email=1 proxies=2:Proxy inbounds=3:*string",
+    "User": "email=1 proxies=2:Proxy inbounds=3:*string limits=16:Limits",
+    "Limits": (
+        "bytes=1:Quota expires_at=2:int64 expires_action=3:LimitAction addresses=4:uint32 "
+        "addresses_action=5:LimitAction speed=6:Speed"
+    ),
+    "Quota": (
+        "bytes=1:uint64 way=2:Way since=3:int64 used=4:uint64 period=5:Period reset_day=6:uint32 action=7:LimitAction"
+    ),
+    "Speed": "down=1:uint64 up=2:uint64",
+    "UserLimits": "name=1 limits=2:Limits",
+    "SetLimitsRequest": "users=1:*UserLimits",
+    "SetLimitsResponse": "notes=1:*Note",
+    "GetLimitsRequest": "after=1 limit=2:uint32 names=3:*string off=4:bool",
+    "LimitState": (
+        "name=1 limits=2:Limits used_up=3:uint64 used_down=4:uint64 left=5:uint64 counted_since=6:double "
+        "resets_at=7:int64 addresses=8:*string off_since=9:double off_for=10:*string notes=11:*string"
+    ),
+    "GetLimitsResponse": "users=1:*LimitState next=2 total=3:uint64",
+    "LimitsSummary": (
+        "limited=1:uint64 off_quota=2:uint64 off_expired=3:uint64 near=4:uint64 too_many_addresses=5:uint64 "
+        "node=6:NodeQuota"
+    ),
+    "NodeQuota": "bytes=1:uint64 used=2:uint64 resets_at=3:int64 closed=4:bool",
     "Users": "users=1:*User",
     "UsersChunk": "users=1:*User index=2:uint64 last=3:bool",
     "ListUsersRequest": "after=1 limit=2:uint32 names=3:*string credentials=4:bool",
     "ListedUser": (
         "name=1 inbounds=2:*string unknown=3:*string confirmed=4:*string leaving=5:*string pending=6:bool "
-        "refused=7:*string proxies=8:Proxy shortened=9:bool"
+        "refused=7:*string proxies=8:Proxy shortened=9:bool limits=10:Limits"
     ),
     "ListUsersResponse": "users=1:*ListedUser next=2 total=3:uint64 revision=4:uint64 state=5 credentials=6:bool",
     "RoutingRule": "outbound_tag=1 rule_tag=2",
@@ -72,6 +95,7 @@ MESSAGES = {
 }
 ENUMS = {
     "BackendType": {"XRAY": 0, "WIREGUARD": 1, "SING_BOX": 3},
+    "LimitAction": {"CUT": 0, "TELL": 1},
     "StatType": {"Outbounds": 0, "Outbound": 1, "Inbounds": 2, "Inbound": 3, "UsersStat": 4, "UserStat": 5},
 }
 # What a coming contract uses.
@@ -101,6 +125,8 @@ OPERATIONS = {
     "SyncUsers": "Users -> Empty PUT,POST /users/sync",
     "SyncUsersChunked": "stream UsersChunk -> Empty PUT /users/sync/chunked",
     "ListUsers": "ListUsersRequest -> ListUsersResponse GET /users",
+    "SetLimits": "SetLimitsRequest -> SetLimitsResponse PUT /users/limits",
+    "GetLimits": "GetLimitsRequest -> GetLimitsResponse GET /users/limits",
     "ListRoutingRules": "Empty -> RoutingRulesResponse GET /routing/rules",
     "GetBalancerInfo": "BalancerInfoRequest -> BalancerInfoResponse POST /routing/balancer",
     "TestRoute": "TestRouteRequest -> RouteResult POST /routing/test",
@@ -233,7 +259,7 @@ def test_what_works_without_a_backend() -> None:
     free = {method.name for method in METHODS if not method.needs_backend}
     assert free == {
         *("Start", "Stop", "GetBaseInfo", "GetLogs", "StreamEvents"),
-        *("GetSystemStats", "GetStats", "ListUsers"),
+        *("GetSystemStats", "GetStats", "ListUsers", "SetLimits", "GetLimits"),
     }
 
 

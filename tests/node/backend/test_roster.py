@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from node.backend.roster import Roster, one_spelling
+from node.backend.roster import Roster
+from node.backend.supplied import one_spelling
 from node.contract.accounts import Account, Accounts, Change, Refusal, Unusable, apply, diff, key_of
 from protos.service_pb2 import Proxy, Trojan, User, Vless, Wireguard
 

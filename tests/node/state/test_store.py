@@ -225,7 +225,7 @@ def test_a_file_of_an_older_node(file: Path) -> None:
     """Its tables are brought up to date step by step, and what is in them stays; a step that fails leaves them."""
     with closing(Database(file)) as database:
         database.write(Changes(request=b"backend", users={"ann": b"ann"}))
-    more = ("ALTER TABLE users ADD COLUMN since REAL;", "CREATE TABLE limits (key TEXT PRIMARY KEY);")
+    more = ("ALTER TABLE users ADD COLUMN since REAL;", "CREATE TABLE others (key TEXT PRIMARY KEY);")
     with closing(sqlite3.connect(file, isolation_level=None)) as connection:
         with pytest.raises(sqlite3.Error):
             upgrade(connection, (*STEPS, more[0] + "CREATE TABLE users (x);"))

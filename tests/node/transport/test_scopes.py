@@ -116,7 +116,7 @@ class ScopeTests(ScopeCase):
         """The table itself: only what reads is open to lesser keys."""
         lesser = {method.name for method in METHODS if method.scope < Scope.ALL}
         changing = {"Start", "Stop", "SyncUser", "SyncUsers", "SyncUsersChunked"}
-        changing |= {"AddRoutingRule", "RemoveRoutingRule", "OverrideBalancerTarget"}
+        changing |= {"SetLimits", "AddRoutingRule", "RemoveRoutingRule", "OverrideBalancerTarget"}
         self.assertEqual({method.name for method in METHODS} - lesser, changing)
         metrics = {method.name for method in METHODS if method.scope is Scope.METRICS}
         self.assertEqual(metrics, {"GetSystemStats", "GetBackendStats", "GetOutboundsLatency"})

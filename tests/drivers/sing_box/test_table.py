@@ -1,0 +1,185 @@
+"""Which connections are open, out of a stream that leaves events out, says things twice and begins anew."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drivers.sing_box import table
+from drivers.sing_box.table import Line, Table
+from drivers.sing_box.tally import CLOSED
+from protos.sing_box_pb2 import Connection, ConnectionEvent, ConnectionEvents
+
+NEW, UPDATE = 0, 1
+KEYS = ("anna", "bert")
+
+
+def connection(
+    id: str, user: str = "Anna", source: str = "127.0.0.2:7", up: int = 0, closed: bool = False
+) -> Connection:
+    return Connection(id=id, user=user, inbound="in", source=source, uplink_total=up, closed_at=int(closed))
+
+
+def new(id: str, user: str = "Anna", source: str = "127.0.0.2:7", up: int = 0) -> ConnectionEvent:
+    return ConnectionEvent(type=NEW, id=id, connection=connection(id, user, source, up))
+
+
+def update(id: str, added: int) -> ConnectionEvent:
+    return ConnectionEvent(type=UPDATE, id=id, uplink_delta=added)
+
+
+def closed(id: str, up: int = 0) -> ConnectionEvent:
+    connection = Connection(id=id, user="Anna", inbound="in", source="127.0.0.2:7", uplink_total=up, closed_at=1)
+    return ConnectionEvent(type=CLOSED, id=id, connection=connection)
+
+
+def told(*events: ConnectionEvent) -> ConnectionEvents:
+    """What a stream says as it goes on."""
+    return ConnectionEvents(events=events)
+
+
+def listed(*events: ConnectionEvent) -> ConnectionEvents:
+    """What a stream begins with."""
+    return ConnectionEvents(events=events, reset=True)
+
+
+def there(seen: Table) -> dict[tuple[str, bytes], set[str]]:
+    """The core's connections of each user by where they come from."""
+    return {(line.key, line.source): line.ids for line in seen.of(KEYS)}
+
+
+def source(text: str, port: int) -> bytes:
+    family = socket.AF_INET6 if ":" in text else socket.AF_INET
+    return socket.inet_pton(family, text) + port.to_bytes(2)
+
+
+def test_what_shares_a_place() -> None:
+    """Several connections of a user by one socket are one, in any spelling of the name; of two users they are two."""
+    seen = Table(["in"])
+    fresh = seen.take(told(new("1"), new("2", "ANNA"), new("3", "bert"), new("4", source="[::ffff:127.0.0.2]:7")), 0)
+    (annas,), (berts,) = seen.of(["anna"]), seen.of(["bert"])
+    assert fresh == [annas, annas, berts, annas]
+    assert (annas.ids, berts.ids, annas.address) == ({"1", "2", "4"}, {"3"}, socket.inet_aton("127.0.0.2"))
+    assert annas.handle != berts.handle and not seen.is_alone(annas)
+    seen.take(told(closed("3"), closed("1")), 0)
+    assert seen.of(KEYS) == [annas] and seen.is_alone(annas) and not seen.has("bert")
+
+
+def test_nobody_s() -> None:
+    """By an inbound that is not ours, without a name, from no address: nothing is known, and nothing lacks."""
+    seen = Table(["in"])
+    other = Connection(id="1", user="anna", inbound="other", source="127.0.0.2:7")
+    some = [
+        ConnectionEvent(id="1", connection=other),
+        new("2", user=""),
+        new("3", source="here:1"),
+        new("4", source=""),
+    ]
+    seen.renew(listed(), 0, 0)
+    assert not seen.take(told(*some, *(update(str(number), 1) for number in range(1, 5))), 0)
+    assert not seen.of(KEYS) and not seen.lacks and not seen.has("")
+    seen.take(told(new("5", source="[fe80::1%eth0]:9")), 0)
+    assert [line.source for line in seen.of(KEYS)] == [source("fe80::1", 9)]
+
+
+def test_bytes_and_silence() -> None:
+    """An update adds; the end has the sum; a list adds nothing to what the stream tells."""
+    seen = Table(["in"])
+    (line,) = seen.take(told(new("1", up=5)), 1)
+    seen.take(told(update("1", 5)), 2)
+    seen.take(told(update("1", 0)), 3)
+    assert (line.up, line.moved) == (5, 2)
+    seen.renew(listed(new("1", up=50)), seen.number, 4)
+    assert (line.up, line.moved) == (5, 2)
+    seen.take(told(new("2"), closed("1", up=60)), 5)
+    assert (line.up, line.moved) == (60, 5)
+    (late,) = Table(["in"]).renew(listed(new("9", up=7)), 0, 6)
+    assert (late.up, late.moved) == (7, 6)
+
+
+def test_a_beginning_that_was_left_out() -> None:
+    """It shows by its updates; not after its end, which may have an update behind it."""
+    seen = Table(["in"])
+    seen.renew(listed(), 0, 0)
+    seen.take(told(closed("1"), update("1", 1)), 0)
+    assert not seen.lacks
+    seen.take(told(update("2", 1)), 0)
+    assert seen.lacks
+    seen.renew(listed(new("1"), new("2")), seen.number, 0)
+    assert [line.ids for line in seen.of(KEYS)] == [{"2"}] and not seen.lacks
+
+
+def test_a_list_that_is_old() -> None:
+    """Who came after it was asked for is not in it, and stays; who was known before and is not in it is gone."""
+    seen = Table(["in"])
+    seen.take(told(new("1"), new("2", "bert")), 0)
+    number = seen.number
+    seen.take(told(new("3")), 0)
+    assert not seen.renew(listed(new("2", "bert")), number, 0)
+    assert there(seen) == {("anna", source("127.0.0.2", 7)): {"3"}, ("bert", source("127.0.0.2", 7)): {"2"}}
+
+
+def test_memory_is_bounded() -> None:
+    seen = Table(["in"])
+    for number in range(table.REMEMBERED + 100):
+        seen.take(told(new(str(number)), closed(str(number))), 0)
+    assert len(seen._ended) == table.REMEMBERED
+    assert not (seen._flows or seen._lines or seen._by_key or seen._by_source)
+
+
+@given(st.data())
+def test_the_table_is_what_is_open(data: st.DataObject) -> None:
+    """Whatever is left out, said again, or listed late: after the next list nobody is there too much or too little."""
+    seen = Table(["in"])
+    open_: dict[str, tuple[str, int]] = {}
+    ended: list[str] = []
+    late: tuple[ConnectionEvents, int] | None = None
+    heard: Counter[str] = Counter()
+
+    def event(id: str) -> ConnectionEvent:
+        key, port = open_[id]
+        return new(id, key, f"127.0.0.2:{port}")
+
+    def say(*events: ConnectionEvent) -> None:
+        """The stream may leave it out, or say it twice."""
+        for _ in range(data.draw(st.sampled_from([1, 0, 2]))):
+            note(seen.take(told(*events), 0))
+
+    def note(fresh: list[Line]) -> None:
+        heard.update(line.key for line in fresh)
+
+    def everything() -> ConnectionEvents:
+        return listed(*map(event, open_), *map(closed, ended))
+
+    for _ in range(data.draw(st.integers(0, 40))):
+        match data.draw(st.sampled_from(["open", "close", "move", "ask", "answer", "list"])):
+            case "open":
+                id = str(len(open_) + len(ended))
+                open_[id] = data.draw(st.sampled_from(KEYS)), data.draw(st.integers(1, 3))
+                say(event(id))
+            case "close" if open_:
+                id = data.draw(st.sampled_from(sorted(open_)))
+                del open_[id]
+                ended.append(id)
+                say(data.draw(st.sampled_from([closed(id), ConnectionEvent(type=CLOSED, id=id)])))
+            case "move" if open_:
+                say(update(data.draw(st.sampled_from(sorted(open_))), 1))
+            case "ask":
+                late = everything(), seen.number
+            case "answer" if late:
+                note(seen.renew(*late, 0))
+                late = None
+            case "list":
+                note(seen.renew(everything(), seen.number, 0))
+    note(seen.renew(everything(), seen.number, 0))
+    expected: dict[tuple[str, bytes], set[str]] = {}
+    for id, (key, port) in open_.items():
+        expected.setdefault((key, source("127.0.0.2", port)), set()).add(id)
+    assert there(seen) == expected and not seen.lacks
+    assert all(seen.has(key) == any(key == other for other, _ in open_.values()) for key in KEYS)
+    assert all(heard[key] >= sum(key == other for other, _ in open_.values()) for key in KEYS)
+    handles = [line.handle for line in seen.of(KEYS)]
+    assert len(set(handles)) == len(handles) == len(seen) and all(seen.get(handle) for handle in handles)

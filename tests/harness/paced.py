@@ -1,0 +1,72 @@
+"""A run over memory whose users have connections, and which can hold them to a speed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from twisted.internet.task import Clock
+
+from node.contract.connections import Arrived, Handle, Live
+from node.errors import CoreFailed
+from tests.harness.memory import Gate, MemoryGeneration, MemoryPlan
+
+HERE = b"\x7f\0\0\2"
+
+
+class PacedGeneration(MemoryGeneration):
+    """`flows`: its connections. `rates`, `windows`: what they are held to; `doors`: what new ones are."""
+
+    def __init__(self, clock: Clock, *keys: str, tag: str = "a", paced: Mapping[str, str] | None = None) -> None:
+        accounts = {tag: dict.fromkeys(keys, b"")}
+        super().__init__(clock, MemoryPlan("", (tag,)), accounts, Gate())
+        self.arrived: Arrived = lambda key, address: None
+        self.unseen: Mapping[str, str] = {}
+        self.unpaced: Mapping[str, str] = paced or {}
+        self.flows: dict[Handle, Live] = {}
+        self.rates: dict[Handle, int | None] = {}
+        self.windows: dict[Handle, int | None] = {}
+        self.doors: dict[str, int | None] = {}
+        self.looks: list[set[str]] = []
+        self.told: list[Mapping[Handle, int | None]] = []
+        self.blind = False
+
+    def connect(self, key: str, handle: Handle, tag: str = "a") -> None:
+        """A user comes, and the run hears of it. The connection is held to what its inbound is."""
+        self.flows[handle] = Live(key, HERE, handle, round_trip=0.04)
+        self.rates[handle] = self.doors.get(tag)
+        self.arrived(key, HERE)
+
+    def move(self, handle: Handle, **some: Any) -> None:
+        """The connection is otherwise than it was."""
+        self.flows[handle] = self.flows[handle]._replace(**some)
+
+    def disconnect(self, handle: Handle) -> None:
+        del self.flows[handle]
+
+    def may_carry(self, key: str) -> bool:
+        return any(live.key == key for live in self.flows.values())
+
+    async def look(self, keys: Collection[str]) -> list[Live]:
+        self.looks.append({*keys})
+        if self.blind:
+            raise CoreFailed("the kernel does not tell")
+        return [live for live in self.flows.values() if live.key in keys]
+
+    async def end(self, connections: Iterable[Live]) -> int:
+        return sum(self.flows.pop(live.handle, None) is not None for live in connections)
+
+    async def pace(self, rates: Mapping[Handle, int | None]) -> set[Handle]:
+        self.told.append(rates)
+        return self._set(self.rates, rates)
+
+    async def pace_new(self, rates: Mapping[str, int | None]) -> None:
+        self.doors.update(rates)
+
+    async def narrow(self, windows: Mapping[Handle, int | None]) -> set[Handle]:
+        return self._set(self.windows, windows)
+
+    def _set(self, held: dict[Handle, int | None], wanted: Mapping[Handle, int | None]) -> set[Handle]:
+        there = {handle: value for handle, value in wanted.items() if handle in self.flows}
+        held.update(there)
+        return {*there}

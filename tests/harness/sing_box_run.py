@@ -1,0 +1,100 @@
+"""A run of sing-box without a node around it, and users who come from several addresses."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from twisted.internet import reactor as installed
+from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import TestCase
+
+from drivers.sing_box.driver import SingBox
+from drivers.sing_box.generation import SingBoxGeneration
+from node.backend.roster import Roster
+from node.contract.driver import Host
+from node.logs import LogRing
+from protos.service_pb2 import User
+from scripts.staging import transfer
+from scripts.staging.core import Json
+from scripts.staging.echo import EchoServer
+from scripts.staging.ports import free_port
+from scripts.staging.sing_box import Door, SingBoxClient, config, find_sing_box
+from scripts.staging.users import TestUser
+
+reactor: Any = installed
+
+T = TypeVar("T")
+
+
+def both(person: TestUser, *doors: Door) -> User:
+    """The user as a controller sends them for several inbounds."""
+    message = User(email=person.email)
+    for door in doors:
+        message.MergeFrom(User(inbounds=door.tags, proxies=door.user(person).proxies))
+    return message
+
+
+@contextmanager
+def devices(*routes: tuple[Door, TestUser, str]) -> Iterator[list[int]]:
+    """The SOCKS ports of a client for each of these users, each by a way and from an address."""
+    ports = {free_port(): _from(door.outbounds(person), source) for door, person, source in routes}
+    with SingBoxClient(ports):
+        yield list(ports)
+
+
+def _from(chain: list[Json], source: str) -> list[Json]:
+    """The last one is what the machine sees."""
+    return [*chain[:-1], {**chain[-1], "inet4_bind_address": source}]
+
+
+class SingBoxRun(TestCase):
+    """Of a build; traffic is made in threads."""
+
+    build = "built"
+
+    async def setUp(self) -> None:  # type: ignore[override]
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.directory = directory = Path(temporary.name)
+        path = {"SING_BOX_EXECUTABLE_PATH": str(find_sing_box(self.build)), "CORE_PATHS": temporary.name}
+        self.driver = SingBox(Host(reactor, LogRing(reactor, 1000), directory, path))
+        self.echo = EchoServer()
+        self.echo.__enter__()
+        self.addCleanup(deferToThread, self.echo.__exit__, None, None, None)
+
+    async def launched(self, doors: Iterable[Door], users: Iterable[User], **extra: object) -> SingBoxGeneration:
+        inbounds = [one for door in doors for one in door.inbounds]
+        plan = await self.driver.prepare(config(inbounds, **extra), frozenset())
+        roster, refused = Roster.of(list(users), plan.tags, plan.account)
+        assert not refused
+        core = await plan.launch(roster.target, 8)
+        self.addCleanup(lambda: Deferred.fromCoroutine(core.stop()))
+        return core
+
+    async def clients(self, *routes: tuple[Door, TestUser, str]) -> list[int]:
+        """`devices` until the test is over."""
+        running = devices(*routes)
+        ports = await deferToThread(running.__enter__)
+        self.addCleanup(deferToThread, running.__exit__, None, None, None)
+        return ports
+
+    async def connected(self, port: int) -> socket.socket:
+        """A connection to the echo server through this port, open until the test is over."""
+        link = await deferToThread(transfer.connect, port, self.echo)
+        self.addCleanup(link.close)
+        return link
+
+    async def until(self, condition: Callable[[], Awaitable[T]], seconds: float = 10.0) -> T:
+        """The first true answer. Raises `AssertionError` with the last one if there is none in this time."""
+        deadline = reactor.seconds() + seconds
+        while not (answer := await condition()):
+            assert reactor.seconds() < deadline, answer
+            await deferLater(reactor, 0.02)
+        return answer

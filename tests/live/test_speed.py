@@ -1,0 +1,179 @@
+"""Users are held to their speeds on real cores: by the sockets of their clients, shared by who is at work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from twisted.internet import reactor as installed
+from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThread
+
+from drivers.sockets.sock_diag import listeners
+from drivers.xray.driver import Xray
+from drivers.xray.generation import XrayGeneration
+from node.backend.generations import Generations
+from node.backend.roster import Roster
+from node.contract.connections import Address, Paces
+from node.contract.driver import Generation, Host
+from node.limits.limits import NONE, Limit
+from node.limits.pacer import Pacer
+from node.logs import LogRing
+from scripts.staging import plain_vless
+from scripts.staging.backend import user
+from scripts.staging.core import find_xray, server_config
+from scripts.staging.inbounds import Kind
+from scripts.staging.plain_vless import Download
+from scripts.staging.ports import free_port
+from scripts.staging.protocols import vless
+from scripts.staging.sing_box import VLESS, Door
+from scripts.staging.transports import raw
+from scripts.staging.users import TestUser
+from tests.harness.sing_box_run import SingBoxRun
+
+reactor: Any = installed
+KIND = Kind("vless-raw", vless(), raw())
+ANNA, BERT = TestUser.new("anna@test"), TestUser.new("bert@test")
+MBYTE = 1_000_000
+SLOW, SLOWER = Limit(down=16_000_000), Limit(down=8_000_000)
+# What a busy machine does to a second and a half.
+ABOUT = 0.2
+
+
+def nobody(key: str, address: Address) -> None:
+    """Is told whose a connection is."""
+
+
+class SpeedTests(SingBoxRun):
+    """What a limit is, is said by the test."""
+
+    async def setUp(self) -> None:  # type: ignore[override]
+        await super().setUp()
+        self.limits: dict[str, Limit] = {}
+        self.generations = Generations()
+        self.pacer = Pacer(reactor, self.generations, lambda key: self.limits.get(key, NONE))
+        self.port = free_port()
+        await self.started(self.port)
+        self.pacer.start()
+        self.addCleanup(self.pacer.stop)
+
+    async def begun(self, port: int) -> Generation:
+        """A core with both users."""
+        door = Door(VLESS, port)
+        return await self.launched([door], [door.user(ANNA), door.user(BERT)])
+
+    async def started(self, port: int) -> None:
+        """The same, and paced."""
+        run = await self.begun(port)
+        assert isinstance(run, Paces) and not run.unseen and not run.unpaced
+        run.arrived = self.pacer.arrived
+        self.told: dict[str, int | None] = {}
+        tell = run.pace_new
+
+        async def told(rates: Mapping[str, int | None]) -> None:
+            await tell(rates)
+            self.told |= rates
+
+        self.patch(run, "pace_new", told)
+        self.generations.adopt(run)
+
+    async def downloads(self, person: TestUser, count: int = 1) -> list[Download]:
+        """Begin so many."""
+        found = []
+        for _ in range(count):
+            link = await deferToThread(plain_vless.connect, self.port, person.uuid, self.echo)
+            found.append(Download(link))
+            self.addCleanup(deferToThread, found[-1].close)
+        return found
+
+    async def speed(self, some: Sequence[Download], seconds: float = 1.5) -> float:
+        """Of all of them together, in bytes a second."""
+        began, before = reactor.seconds(), sum(one.received for one in some)
+        await deferLater(reactor, seconds)
+        took = reactor.seconds() - began
+        return float((sum(one.received for one in some) - before) / took)
+
+    async def until_speed(self, some: Sequence[Download], right: Callable[[float], bool]) -> None:
+        async def is_right() -> bool:
+            self.last = await self.speed(some)
+            return right(self.last)
+
+        await self.until(is_right, 15)
+
+    async def until_about(self, wanted: float, *some: Download) -> None:
+        await self.until_speed(some, lambda speed: abs(speed - wanted) < ABOUT * wanted)
+
+    def say(self, person: TestUser, limit: Limit) -> None:
+        self.limits[person.email] = limit
+        self.pacer.changed([person.email])
+
+    async def test_connections_share_a_speed_that_changes_and_a_neighbour_has_none(self) -> None:
+        self.say(ANNA, SLOW)
+        hers, his = await self.downloads(ANNA, 4), await self.downloads(BERT)
+        await self.until_about(2 * MBYTE, *hers)
+        assert await self.speed(his) > 20 * MBYTE
+        self.say(ANNA, SLOWER)
+        await self.until_about(MBYTE, *hers)
+        # Who is left has what the others leave.
+        for one in hers[1:]:
+            await deferToThread(one.close)
+        await self.until_about(MBYTE, hers[0])
+        self.say(ANNA, NONE)
+        await self.until_speed(hers[:1], lambda speed: speed > 20 * MBYTE)
+        assert self.pacer.warnings == []
+
+    async def test_it_holds_from_the_first_byte_where_all_have_a_speed(self) -> None:
+        run = await self.all_limited()
+        # Nobody says whose a connection is.
+        run.arrived = nobody
+        (hers,) = await self.downloads(ANNA)
+        began = reactor.seconds()
+        assert await self.speed([hers], 1.0) < 2 * MBYTE * (1 + ABOUT)
+        assert hers.received < 2 * MBYTE * (reactor.seconds() - began + 1)
+        self.say(BERT, NONE)
+        run.arrived = self.pacer.arrived
+        (his,) = await self.downloads(BERT)
+        await self.until_speed([his], lambda speed: speed > 20 * MBYTE)
+
+    async def all_limited(self) -> Paces:
+        """Both have a speed, which the listener carries."""
+        self.limits |= {ANNA.email: SLOW, BERT.email: SLOWER}
+        self.pacer.changed(self.limits)
+        await self.until(self.settled)
+        return cast(Paces, self.generations.current)
+
+    async def settled(self) -> bool:
+        """Listeners carry it."""
+        return set(self.told.values()) == {SLOW.down // 8}
+
+
+class XraySpeedTests(SpeedTests):
+    async def begun(self, port: int) -> Generation:
+        settings = {"XRAY_EXECUTABLE_PATH": str(find_xray()), "CORE_PATHS": str(self.directory)}
+        host = Host(reactor, LogRing(reactor, 1000), self.directory, settings)
+        plan = await Xray(host).prepare(json.dumps(server_config([KIND.inbound(port, "in")])), frozenset())
+        users = [user(person, {"in": KIND}) for person in (ANNA, BERT)]
+        roster, refused = Roster.of(users, plan.tags, plan.account)
+        assert not refused
+        run = await plan.launch(roster.target, 8)
+        self.addCleanup(lambda: Deferred.fromCoroutine(run.stop()))
+        return run
+
+    async def test_a_listener_that_is_swapped_carries_it_again(self) -> None:
+        await self.all_limited()
+        run = self.generations.current
+        assert isinstance(run, XrayGeneration)
+        (place,) = self.sockets()
+        await run._users._swap("in", [])
+        (other,) = self.sockets()
+        assert other != place
+        # What changes users has it seen to.
+        await run.apply([])
+        run.arrived = nobody
+        assert await self.speed(await self.downloads(ANNA)) < 2 * MBYTE * (1 + ABOUT)
+
+    def sockets(self) -> list[int]:
+        """The inodes of what listens."""
+        return listeners([range(self.port, self.port + 1)])[self.port]

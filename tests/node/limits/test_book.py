@@ -1,0 +1,315 @@
+"""What users have used is what was booked, whatever happens in whatever order; and it decides who is off."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from node.contract.counters import DIRECTIONS, Scope, counter_name
+from node.limits.book import Book, News, Told
+from node.limits.count import EXPIRY, QUOTA, Count, begins, next_look, roll
+from node.limits.defaults import Defaults
+from node.limits.limits import Limit, Period, Way
+from node.traffic.ledger import Ledger
+from node.traffic.sums import Sums
+from protos import service_pb2
+from protos.service_pb2 import Limits, Quota
+
+DAY = 86_400.0
+NOON = 1_800_014_400.0
+NAMES = ("ann", "bob")
+
+
+class Clock:
+    """A time that the test sets."""
+
+    def __init__(self) -> None:
+        self.now = NOON
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def quota(size: int, **words: int) -> bytes:
+    return Limits(bytes=Quota(bytes=size, **words)).SerializeToString(deterministic=True)  # type: ignore[arg-type]
+
+
+def until(moment: float, action: int = 0) -> bytes:
+    return Limits(expires_at=int(moment), expires_action=action).SerializeToString(deterministic=True)  # type: ignore[arg-type]
+
+
+def carried(name: str, up: int = 0, down: int = 0) -> Sums:
+    return Sums({name: up}, {name: down})
+
+
+def book_of(said: Mapping[str, bytes], *users: str, defaults: Defaults | None = None) -> tuple[Book, Clock]:
+    clock = Clock()
+    book = Book(clock, defaults)
+    book.install(said, {*said, *users})
+    return book, clock
+
+
+def test_who_has_used_it_up_is_off_and_back_with_more() -> None:
+    book, _ = book_of({"ann": quota(100), "bob": quota(100)})
+    book.book(carried("ann", 30, 60))
+    assert book.news == [Told(News.NEAR, "ann", QUOTA)] and not book.off
+    book.book(carried("ann", 10))
+    assert book.off == {"ann"} and book.news[1:] == [Told(News.CUT, "ann", QUOTA)]
+    book.say("ann", quota(200))
+    assert not book.off and book.news[2:] == [Told(News.BACK, "ann", "")]
+    assert book.left("ann") == 100 and book.left("bob") == 100
+
+
+def test_only_the_way_that_counts() -> None:
+    book, _ = book_of({"ann": quota(100, way=Quota.DOWN), "bob": quota(100, way=Quota.UP)})
+    for name in NAMES:
+        assert book.book(carried(name, 99, 100)) == [(name, 100 if name == "ann" else 99)]
+    assert book.off == {"ann"}
+
+
+def test_a_period_begins_anew() -> None:
+    book, clock = book_of({"ann": quota(100, period=Quota.DAY)})
+    book.book(carried("ann", 100))
+    assert book.off == {"ann"}
+    assert book.next_turn == clock.now + DAY / 2
+    clock.now += DAY / 2
+    assert book.beginning() == ["ann"]
+    book.turn()
+    assert not book.off and book.left("ann") == 100
+    assert book.next_turn == clock.now + DAY
+
+
+def test_time_is_over() -> None:
+    book, clock = book_of({"ann": until(NOON + 5), "bob": until(NOON + 5, service_pb2.TELL)})
+    clock.now += 4.9
+    book.turn()
+    assert not book.off
+    clock.now += 0.1
+    book.turn()
+    assert book.off == {"ann"}
+    assert set(book.news) == {Told(News.CUT, "ann", EXPIRY), Told(News.REACHED, "bob", EXPIRY)}
+
+
+def test_a_count_has_a_name() -> None:
+    """The same `since` goes on with it; another one begins at what was used elsewhere, one to come when it comes."""
+    book, clock = book_of({"ann": quota(100, since=5, used=40)})
+    book.book(carried("ann", 10))
+    assert book.left("ann") == 50
+    book.say("ann", quota(200, since=5, used=40))
+    assert book.left("ann") == 150
+    book.say("ann", quota(200, since=6, used=7))
+    assert book.left("ann") == 193
+    book.book(carried("ann", 10))
+    book.say("ann", quota(200, since=int(clock.now) + 60))
+    assert book.left("ann") == 183
+    clock.now += 60
+    book.turn()
+    assert book.left("ann") == 200
+
+
+def test_the_last_word_holds() -> None:
+    """SetLimits until the user's own message says something else than it did then."""
+    said = {"ann": quota(100)}
+    book, _ = book_of(said)
+    book.say("ann", quota(50))
+    assert book.limit_of("ann").quota == 50
+    book.install(dict(said), {"ann"})
+    assert book.limit_of("ann").quota == 50
+    book.install({"ann": quota(70)}, {"ann"})
+    assert book.limit_of("ann").quota == 70
+    book.install(dict(said), {"ann"})
+    assert book.limit_of("ann").quota == 100
+    book.say("ann", quota(50))
+    book.install({}, {"ann"})
+    assert not book.limit_of("ann").any
+
+
+def test_who_was_removed_has_used_it_all_the_same() -> None:
+    """A panel that disables a user and enables them again, or says Stop and Start, gives nobody another quota."""
+    said = {"ann": quota(100)}
+    book, clock = book_of(said)
+    book.book(carried("ann", 100))
+    book.install({}, set())
+    book.book(carried("ann", 7))
+    clock.now += 100
+    book.install(said, {"ann"})
+    assert book.off == {"ann"} and book.left("ann") == -7
+    book.install({}, set())
+    book.forget_gone()
+    clock.now += 41 * DAY
+    book.forget_gone()
+    assert book.everything() == {}
+
+
+def test_defaults_are_for_who_says_nothing() -> None:
+    defaults = Defaults(Limits(bytes=Quota(bytes=100)))
+    book, _ = book_of({"ann": quota(0)}, "bob", defaults=defaults)
+    book.book(carried("ann", 100))
+    book.book(carried("bob", 100))
+    assert book.off == {"bob"} and [*book.limited()] == ["bob"]
+
+
+def test_a_period_of_a_default_begins_anew() -> None:
+    """Also for who was never looked at before they carried something."""
+    book, clock = book_of({}, "ann", defaults=Defaults(Limits(bytes=Quota(bytes=100, period=Quota.DAY))))
+    book.book(carried("ann", 100))
+    assert book.off == {"ann"}
+    clock.now += DAY
+    book.turn()
+    assert not book.off
+
+
+def test_a_clock_that_is_set_back() -> None:
+    book, clock = book_of({"ann": until(NOON + 5)})
+    clock.now += 10
+    book.turn()
+    assert book.off == {"ann"}
+    clock.now -= 10
+    book.look_again()
+    assert not book.off
+    clock.now += 10
+    book.turn()
+    assert book.off == {"ann"}
+
+
+def test_changes_of_users_leave_no_heap_behind() -> None:
+    book, _ = book_of({"ann": quota(100, period=Quota.DAY)})
+    for _ in range(15_000):
+        book.follow("ann")
+    assert len(book._moments) <= 10_003
+
+
+def test_who_has_no_limits_costs_nothing() -> None:
+    book, _ = book_of({}, *NAMES)
+    assert book.book(carried("ann", 10**12)) == []
+    assert book.everything() == {} and not book.dirty and book.next_turn == math.inf
+
+
+counts = st.builds(
+    Count, st.floats(NOON - 90 * DAY, NOON), since=st.none() | st.sampled_from([0, 5]), up=st.integers(0, 200)
+)
+limits = st.builds(
+    Limit,
+    quota=st.sampled_from([0, 100]),
+    way=st.sampled_from(Way),
+    since=st.sampled_from([0, 5, int(NOON) + 60]),
+    period=st.sampled_from(Period),
+    reset_day=st.integers(0, 7),
+    expires_at=st.sampled_from([0, int(NOON) - 5, int(NOON) + 5]),
+)
+
+
+@given(counts, limits, st.floats(NOON, NOON + 90 * DAY))
+def test_a_count_rolls_once(count: Count, limit: Limit, now: float) -> None:
+    """What is due is done by one `roll`, and nothing is due again before the next look."""
+    assert roll(count, limit, now) is not begins(count, limit, now) or not begins(count, limit, now)
+    assert not roll(count, limit, now)
+    moment = next_look(count, limit, now)
+    assert moment > now
+    if moment < math.inf:
+        assert not begins(count, limit, (now + moment) / 2)
+
+
+class UsedIsWhatWasSeen(RuleBasedStateMachine):
+    """A ledger and a book over one core, whose node is killed now and then: what is on disk of both goes together."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.clock = Clock()
+        self.said: dict[str, bytes] = {}
+        self.messages = 0
+        self.core = dict.fromkeys(NAMES, (0, 0))
+        self.run = object()
+        self.seen = dict.fromkeys(NAMES, 0)
+        self.since: dict[str, int | None] = dict.fromkeys(NAMES)
+        self.disk: dict[str, bytes | None] = {}
+        self.safe: dict[str, int] = dict.fromkeys(NAMES, 0)
+        self._node()
+
+    def _node(self) -> None:
+        self.book, self.ledger = Book(self.clock), Ledger()
+        self.ledger.booked = self._booked
+        self.book.restore([(key, packed) for key, packed in self.disk.items() if packed is not None])
+        self.book.install(self.said, {*NAMES})
+
+    def _booked(self, moved: Sums) -> None:
+        self.book.book(moved)
+
+    def _begin(self, name: str, size: int, since: int, used: int) -> None:
+        if not size:
+            self.since[name] = None
+        elif self.since[name] != since:
+            self.since[name], self.seen[name] = since, used
+
+    @rule(name=st.sampled_from(NAMES), up=st.integers(0, 50), down=st.integers(0, 50))
+    def carry(self, name: str, up: int, down: int) -> None:
+        before = self.core[name]
+        self.core[name] = before[0] + up, before[1] + down
+
+    @rule()
+    def read(self) -> None:
+        reading = {
+            counter_name(Scope.USER, name, way): value
+            for name, both in self.core.items()
+            for way, value in zip(DIRECTIONS, both, strict=True)
+        }
+        last = {row.name: sum(row.both) for row in self.ledger.all(Scope.USER)}
+        self.ledger.book(self.run, reading)
+        for row in self.ledger.all(Scope.USER):
+            self.seen[row.name] += sum(row.both) - last.get(row.name, 0)
+
+    @rule(delivered=st.booleans())
+    def reset(self, delivered: bool) -> None:
+        self.ledger.settle(self.ledger.take(Scope.USER), delivered)
+
+    @rule()
+    def save(self) -> None:
+        self.disk |= self.book.records(self.book.dirty)
+        self.book.dirty.clear()
+        self.safe = dict(self.seen)
+
+    @rule(
+        name=st.sampled_from(NAMES),
+        size=st.sampled_from([0, 50, 500]),
+        since=st.sampled_from([0, 5]),
+        live=st.booleans(),
+    )
+    def limit(self, name: str, size: int, since: int, live: bool) -> None:
+        self._begin(name, size, since, 7)
+        if live:
+            self.book.say(name, quota(size, since=since, used=7))
+        else:
+            # Another message than any before it: it is the last word.
+            self.messages += 1
+            packed = quota(size, since=since, used=7) + Limits(expires_at=10**10 + self.messages).SerializeToString()
+            self.said = {**self.said, name: packed}
+            self.book.install(self.said, {*NAMES})
+        self.save()
+
+    @rule()
+    def crash_of_the_core(self) -> None:
+        self.core, self.run = dict.fromkeys(NAMES, (0, 0)), object()
+
+    @rule()
+    def crash_of_the_node(self) -> None:
+        self.seen = dict(self.safe)
+        self.crash_of_the_core()
+        self._node()
+
+    @invariant()
+    def used_is_what_was_seen(self) -> None:
+        for name in NAMES:
+            limit, count = self.book.limit_of(name), self.book.count_of(name)
+            if limit.quota:
+                assert count is not None
+                assert count.used(limit.way) == self.seen[name]
+                assert (name in self.book.off) == (self.seen[name] >= limit.quota)
+            else:
+                assert name not in self.book.off
+
+
+TestUsed = UsedIsWhatWasSeen.TestCase

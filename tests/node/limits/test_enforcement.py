@@ -1,0 +1,105 @@
+"""Limits are enforced, also where the first try goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from node.errors import CoreFailed
+from node.events.kinds import Kind
+from node.limits.book import Book
+from node.limits.enforcement import AGAIN, TICK, Enforcement
+from node.limits.events import LimitEvents
+from node.traffic.readings import Wanted
+from node.traffic.sums import Sums
+from protos.service_pb2 import Limits, Quota
+
+
+class World:
+    """What an enforcement has around it."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.off: list[set[str]] = []
+        self.fault: Exception | None = None
+        self.kept: dict[str, bytes | None] = {}
+        self.told: list[tuple[Kind, object]] = []
+        self.read: list[Wanted] = []
+        self.book = Book(lambda: 1e9 + self.clock.seconds())
+        around: Any = self.clock, self.book, self, self, LimitEvents(self, self.clock, str)
+        self.enforcement = Enforcement(
+            *around, read=self.reading, save=lambda: None, may_carry=lambda _: True, interval=10.0
+        )
+
+    async def keep_out(self, off: AbstractSet[str]) -> None:
+        if self.fault is not None:
+            raise self.fault
+        self.off.append(set(off))
+
+    async def flush(self) -> None:
+        pass
+
+    async def reading(self, wanted: Wanted) -> None:
+        self.read.append(wanted)
+
+    def limits(self, records: Mapping[str, bytes | None]) -> None:
+        self.kept.update(records)
+
+    def tell(self, kind: Kind, text: str, **fields: object) -> None:
+        self.told.append((kind, fields.get("user")))
+
+    def say(self, **said: Limits) -> None:
+        packed = {key: limits.SerializeToString(deterministic=True) for key, limits in said.items()}
+        self.book.install(packed, packed.keys())
+
+
+class EnforcementTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.world = World()
+        self.world.enforcement.start()
+        self.addCleanup(self.world.enforcement.stop)
+
+    def pass_by(self, seconds: float) -> None:
+        self.world.clock.pump([TICK / 2] * int(seconds / (TICK / 2)))
+
+    def test_out_and_in_again(self) -> None:
+        """By the clock, without a byte; what was told and kept says so."""
+        self.world.say(ann=Limits(expires_at=10**9 + 3), bob=Limits(expires_at=10**9 + 600))
+        self.pass_by(2)
+        self.assertEqual(self.world.off, [])
+        self.pass_by(2)
+        self.assertEqual(self.world.off, [{"ann"}])
+        self.assertEqual(self.world.told, [(Kind.LIMIT_CUT, "ann")])
+        self.assertEqual(self.world.kept.keys(), {"ann", "bob"})
+        self.world.say(ann=Limits(expires_at=10**9 + 600))
+        self.pass_by(1)
+        self.assertEqual((self.world.off[-1], self.world.told[-1]), (set(), (Kind.LIMIT_BACK, "ann")))
+
+    def test_what_went_wrong_is_tried_again(self) -> None:
+        self.world.fault = CoreFailed("it does not answer")
+        self.world.say(ann=Limits(expires_at=10**9))
+        self.pass_by(1)
+        self.assertEqual(len(self.flushLoggedErrors(CoreFailed)), 1)
+        self.pass_by(AGAIN - 2)
+        self.assertEqual(len(self.flushLoggedErrors(CoreFailed)), 0)
+        self.world.fault = None
+        self.pass_by(3)
+        self.assertEqual(self.world.off, [{"ann"}])
+        self.pass_by(2 * AGAIN)
+        self.assertEqual((self.world.off, self.world.told), ([{"ann"}], [(Kind.LIMIT_CUT, "ann")]))
+
+    def test_who_is_near_their_quota_is_read_soon(self) -> None:
+        """Sooner than everybody, and not when they are off."""
+        self.world.say(ann=Limits(bytes=Quota(bytes=2**26)))
+        self.pass_by(4)
+        self.assertTrue(self.world.read)
+        self.world.enforcement.booked(Sums({}, {"ann": 2**26}))
+        self.pass_by(1)
+        self.assertEqual(self.world.off, [{"ann"}])
+        count = len(self.world.read)
+        self.pass_by(20)
+        self.assertEqual(len(self.world.read), count)

@@ -1,0 +1,245 @@
+"""Whose connections are looked at when, and what they are held to, over all runs of the core."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from node.backend.generations import Generations
+from node.limits.limits import NONE, Limit
+from node.limits.newcomers import KNOWN, TURN
+from node.limits.pacer import EVERYBODY, GATHER, TICK, Pacer
+from tests.harness.memory import Gate, MemoryGeneration, MemoryPlan
+from tests.harness.paced import HERE, PacedGeneration
+
+MBIT = 125_000
+TEN, FIVE = Limit(down=10_000_000), Limit(down=5_000_000)
+
+
+class PacerTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = cast(Any, Clock())
+        self.limits: dict[str, Limit] = {}
+        self.generations = Generations()
+        self.pacer = Pacer(self.clock, self.generations, lambda key: self.limits.get(key, NONE))
+        self.run_ = self.runs("anna", "bert", "carl")
+        self.pacer.start()
+        self.clock.advance(0)
+
+    def tearDown(self) -> None:
+        self.pacer.stop()
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def runs(self, *keys: str, **named: Any) -> PacedGeneration:
+        """The next run serves."""
+        run = PacedGeneration(self.clock, *keys, **named)
+        run.arrived = self.pacer.arrived
+        self.generations.adopt(run)
+        return run
+
+    def tick(self, times: int = 1) -> None:
+        """Everybody is looked at."""
+        self.clock.pump([TICK] * times * int(EVERYBODY / TICK))
+
+    def say(self, key: str, limit: Limit) -> None:
+        self.limits[key] = limit
+        self.pacer.changed([key])
+        self.clock.advance(0)
+
+    def test_it_costs_nothing_where_nobody_has_a_speed(self) -> None:
+        self.run_.connect("anna", b"1")
+        self.tick(5)
+        self.assertEqual(self.run_.looks, [])
+        self.assertEqual((self.run_.rates, self.run_.doors), ({b"1": None}, {}))
+
+    def test_new_connections_are_gathered_and_share_at_once(self) -> None:
+        self.limits["anna"] = TEN
+        self.run_.connect("anna", b"1")
+        self.clock.advance(GATHER / 2)
+        self.run_.connect("anna", b"2")
+        self.run_.connect("bert", b"3")
+        self.assertEqual(self.run_.looks, [])
+        self.clock.advance(GATHER)
+        self.assertEqual(self.run_.looks, [{"anna"}])
+        self.assertEqual(self.run_.rates, {b"1": 5 * MBIT, b"2": 5 * MBIT, b"3": None})
+
+    def test_who_is_at_work_gets_what_others_leave(self) -> None:
+        self.limits["anna"] = TEN
+        for number in range(4):
+            self.run_.connect("anna", bytes([number]))
+        self.run_.move(b"\0", waiting=1)
+        self.tick()
+        self.assertEqual(self.run_.rates, {b"\0": 10 * MBIT, b"\1": 2.5 * MBIT, b"\2": 2.5 * MBIT, b"\3": 2.5 * MBIT})
+        self.run_.move(b"\0", waiting=0)
+        self.run_.move(b"\1", sent=10**6)
+        self.tick()
+        self.assertEqual((self.run_.rates[b"\0"], self.run_.rates[b"\1"]), (2.5 * MBIT, 10 * MBIT))
+
+    def test_only_what_is_another_rate_is_set(self) -> None:
+        self.limits["anna"] = TEN
+        self.run_.connect("anna", b"1")
+        self.tick(4)
+        self.assertEqual(self.run_.told, [{b"1": 10 * MBIT}])
+
+    def test_a_limit_is_shared_over_all_runs(self) -> None:
+        self.limits["anna"] = TEN
+        self.run_.connect("anna", b"1")
+        run = self.runs("anna")
+        run.connect("anna", b"1")
+        self.tick()
+        self.assertEqual((self.run_.rates, run.rates), ({b"1": 5 * MBIT}, {b"1": 5 * MBIT}))
+        self.generations.gone(self.run_)
+        self.tick()
+        self.assertEqual(run.rates, {b"1": 10 * MBIT})
+
+    def test_a_limit_that_is_another_one_is_in_force_at_once(self) -> None:
+        self.run_.connect("anna", b"1")
+        self.say("anna", TEN)
+        self.assertEqual(self.run_.rates, {b"1": 10 * MBIT})
+        self.say("anna", FIVE)
+        self.assertEqual(self.run_.rates, {b"1": 5 * MBIT})
+        self.say("anna", NONE)
+        self.assertEqual(self.run_.rates, {b"1": None})
+        looks = len(self.run_.looks)
+        self.tick(3)
+        self.assertEqual(len(self.run_.looks), looks)
+
+    def test_who_has_gone_is_looked_at_no_more(self) -> None:
+        self.limits["anna"] = TEN
+        self.run_.connect("anna", b"1")
+        self.run_.disconnect(b"1")
+        self.tick()
+        looks = len(self.run_.looks)
+        self.tick(3)
+        self.assertEqual(len(self.run_.looks), looks)
+
+    def test_who_comes_while_others_are_looked_at_is_looked_at_next(self) -> None:
+        self.limits |= {"anna": TEN, "bert": FIVE}
+        self.run_.connect("anna", b"1")
+        see = self.run_.look
+
+        async def look(keys: Any) -> Any:
+            if b"2" not in self.run_.flows:
+                self.run_.connect("bert", b"2")
+                return [live for live in await see(keys) if live.key == "anna"]
+            return await see(keys)
+
+        self.run_.look = look  # type: ignore[method-assign]
+        self.clock.advance(GATHER)
+        self.tick()
+        self.assertEqual(self.run_.rates[b"2"], 5 * MBIT)
+
+    def test_a_run_that_does_not_tell_keeps_no_other_from_it_and_is_warned_of(self) -> None:
+        self.limits["anna"] = TEN
+        self.run_.connect("anna", b"1")
+        run = self.runs("anna")
+        run.connect("anna", b"2")
+        self.run_.blind = True
+        self.tick()
+        self.assertEqual(run.rates, {b"2": 10 * MBIT})
+        self.assertIn("the kernel does not tell", self.pacer.warnings[0])
+        self.run_.blind = False
+        self.tick()
+        self.assertEqual((self.run_.rates, run.rates), ({b"1": 5 * MBIT}, {b"2": 5 * MBIT}))
+        self.assertEqual(self.pacer.warnings, [])
+        self.assertTrue(self.flushLoggedErrors())
+
+    def test_a_connection_that_is_nobodys_any_more_is_let_go(self) -> None:
+        """A reverse proxy's, by which another user has come meanwhile."""
+        self.limits["anna"] = TEN
+        self.run_.connect("anna", b"1")
+        self.tick()
+        self.run_.move(b"1", key="")
+        self.tick()
+        self.assertEqual(self.run_.rates, {b"1": None})
+
+    # What new connections get
+
+    def test_where_all_have_a_speed_new_connections_get_the_greatest(self) -> None:
+        self.limits |= {"anna": TEN, "bert": FIVE}
+        self.tick()
+        self.assertEqual(self.run_.doors, {})
+        self.say("carl", FIVE)
+        self.tick()
+        self.assertEqual(self.run_.doors, {"a": 10 * MBIT})
+        self.say("anna", FIVE)
+        self.tick()
+        self.assertEqual(self.run_.doors, {"a": 5 * MBIT})
+        self.say("bert", NONE)
+        self.tick()
+        self.assertEqual(self.run_.doors, {"a": None})
+
+    def test_a_new_run_is_told_before_anybody_comes(self) -> None:
+        self.limits["anna"] = TEN
+        run = self.runs("anna")
+        self.clock.advance(0)
+        self.assertEqual(run.doors, {"a": 10 * MBIT})
+
+    def test_who_has_no_speed_keeps_none_that_their_inbound_had(self) -> None:
+        self.limits["anna"] = TEN
+        run = self.runs("anna")
+        self.clock.advance(0)
+        run.accounts["a"]["dora"] = b""
+        run.connect("dora", b"1")
+        self.assertEqual(run.rates[b"1"], 10 * MBIT)
+        self.clock.advance(GATHER)
+        self.assertIsNone(run.rates[b"1"])
+        self.assertEqual(run.doors, {"a": None})
+        # A connection that the core accepted before may be said to be theirs a while later.
+        run.connect("dora", b"2")
+        run.rates[b"2"] = 10 * MBIT
+        self.tick()
+        self.assertIsNone(run.rates[b"2"])
+        self.clock.advance(KNOWN)
+        looks = len(run.looks)
+        run.connect("dora", b"3")
+        self.tick()
+        self.assertEqual(len(run.looks), looks)
+
+    def test_many_users_are_looked_at_in_turns(self) -> None:
+        keys = [str(number) for number in range(3 * TURN)]
+        self.limits |= dict.fromkeys(keys, TEN)
+        run = self.runs(*keys)
+        turns: list[float] = []
+        later = self.clock.callLater
+
+        def call_later(seconds: float, *work: Any) -> Any:
+            turns.append(seconds)
+            return later(seconds, *work)
+
+        self.patch(self.clock, "callLater", call_later)
+        self.clock.advance(0)
+        self.assertEqual((run.doors, turns), ({"a": 10 * MBIT}, [0, 0, 0]))
+
+    def test_an_inbound_whose_connections_may_be_many_users_is_left_alone(self) -> None:
+        self.limits["anna"] = TEN
+        run = self.runs("anna", paced={"a": "users come by UDP"})
+        self.tick()
+        self.assertEqual(run.doors, {})
+        self.assertEqual(self.pacer.notes("anna"), ["the speed does not hold by the inbound 'a': users come by UDP"])
+        self.assertEqual(self.pacer.notes("bert"), [])
+
+    def test_a_core_that_cannot_is_told_of(self) -> None:
+        self.limits["anna"] = TEN
+        self.assertEqual(self.pacer.notes("anna"), [])
+        self.generations.adopt(MemoryGeneration(self.clock, MemoryPlan("", ("a",)), {"a": {"anna": b""}}, Gate()))
+        self.assertEqual(self.pacer.notes("anna"), ["the speed does not hold: this core's connections cannot be paced"])
+        self.pacer.arrived("anna", HERE)
+        self.tick()
+
+    # What users send
+
+    def test_windows_follow_what_is_measured_twice_a_second(self) -> None:
+        self.limits["anna"] = Limit(up=10_000_000)
+        self.run_.connect("anna", b"1")
+        self.clock.advance(GATHER)
+        self.assertEqual((self.run_.windows, self.run_.rates), ({b"1": 50_000}, {b"1": None}))
+        self.clock.advance(TICK - GATHER)
+        self.run_.move(b"1", received=int(20 * MBIT * TICK))
+        self.clock.advance(TICK)
+        self.assertEqual(self.run_.windows, {b"1": int(50_000 * 0.5**0.5)})
+        self.assertEqual(self.run_.told, [{b"1": None}])
+        self.say("anna", NONE)
+        self.assertEqual(self.run_.windows, {b"1": None})
