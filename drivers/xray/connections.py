@@ -6,7 +6,7 @@ The core has no call for it. Its access lines say who came from where, and its s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -74,6 +74,8 @@ class Connections:
         # Is told of each connection of a user who is in, when it is known to be theirs.
         self.arrived: Arrived = nobody_listens
         self._is_in: Callable[[Pair], bool] = lambda _: True
+        # Who was put out, and until when they may have connections of which no line told.
+        self._put_out: dict[Pair, float] = {}
         self._ports = [some for door in doors.values() for some in door.ports]
         self._suspects = Suspects()
         self._late: dict[Endpoint, Ports] = {}
@@ -166,6 +168,13 @@ class Connections:
         self._suspects.add(pairs, peers, self._reactor.seconds())
         self._call("prune", PRUNE, self._look_around)
 
+    def put_out(self, pairs: Iterable[Pair]) -> None:
+        """These were removed. Of a connection that they made before no line may have told: then the core is asked."""
+        until = self._reactor.seconds() + PRUNE
+        self._put_out |= {pair: until for pair in pairs if pair[0] in self._doors}
+        if self._put_out:
+            self._call("learn", max(LEARN, self._rest), self._look_around)
+
     async def _ask(self, kernel: Callable[[Ports], T]) -> T:
         """Who is connected to the inbounds; asked in the pool where there were many the last time."""
         if self._crowd > INLINE:
@@ -248,8 +257,11 @@ class Connections:
     def _mind(self, pair: Pair, where: Endpoint) -> None:
         """End this connection of a user's if they are out, or came by a credential that they had before."""
         if not self._is_in(pair) or self._suspects.has(pair, where, self._reactor.seconds()):
-            self._late[where] = self._doors[pair[0]].ports
-            self._call("late", GATHER, self._end_late)
+            self._end_soon(pair[0], where)
+
+    def _end_soon(self, tag: str, where: Endpoint) -> None:
+        self._late[where] = self._doors[tag].ports
+        self._call("late", GATHER, self._end_late)
 
     def _welcome(self, pair: Pair, where: Endpoint) -> None:
         if where not in self._late:
@@ -302,7 +314,9 @@ class Connections:
 
     async def _claim(self, live: Mapping[str, Mapping[Endpoint, int | None]]) -> None:
         """Find whose the connections are of which no line told, where somebody wants to know of each."""
-        if self._strays is None or self.arrived is nobody_listens:
+        now = self._reactor.seconds()
+        self._put_out = {pair: until for pair, until in self._put_out.items() if now < until}
+        if self._strays is None or (self.arrived is nobody_listens and not self._put_out):
             return
         some = [(tag, there) for tag, there in live.items() if not self._doors[tag].shared]
         nobodys = [(tag, where) for tag, there in some for where in there if self._endpoints[tag].holder(where) is None]
@@ -311,11 +325,19 @@ class Connections:
         except ApiFailed as error:
             self.log.debug("connections of which no line told are nobody's for now: {fault}", fault=error)
             return
-        for (tag, where), key in found.items():
-            if self._is_in((tag, key)) and self._endpoints[tag].presume(where, key):
-                self._welcome((tag, key), where)
+        for (tag, where), keys in found.items():
+            self._attribute(tag, where, keys)
         if self._strays.fresh:
             self._call("learn", max(LEARN, self._rest), self._look_around)
+
+    def _attribute(self, tag: str, where: Endpoint, keys: Collection[str]) -> None:
+        """These users are online where a connection comes from that is nobody's: it is of one who is out, or theirs."""
+        if any((tag, key) in self._put_out and not self._is_in((tag, key)) for key in keys):
+            self._end_soon(tag, where)
+        elif len(keys) == 1:
+            (key,) = keys
+            if self._is_in((tag, key)) and self._endpoints[tag].presume(where, key):
+                self._welcome((tag, key), where)
 
     async def _live(self) -> Mapping[str, Mapping[Endpoint, int | None]]:
         """Who is connected to each inbound, by which socket; of none if that cannot be known."""

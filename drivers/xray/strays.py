@@ -1,7 +1,8 @@
 """Connections of which no line told whose they are: under load the core leaves lines out.
 
 What it leaves out it still knows: from which addresses each user is online. An address that one user alone has is
-theirs with every connection from there. That is the core's word, so nobody can have it say another one.
+theirs with every connection from there; a user who was removed and is still online from an address has one of those
+from there that are nobody's. That is the core's word, so nobody can have it say another one.
 """
 
 from __future__ import annotations
@@ -31,27 +32,24 @@ class Strays:
         self.fresh = False
         self._rest_until = float("-inf")
 
-    async def claim(self, nobodys: Collection[tuple[str, Endpoint]]) -> dict[tuple[str, Endpoint], str]:
-        """Whose these are, each by the inbound and the endpoint, as far as that is known by now. Raises `ApiFailed`."""
+    async def claim(self, nobodys: Collection[tuple[str, Endpoint]]) -> dict[tuple[str, Endpoint], Collection[str]]:
+        """Who is online where these come from, each by the inbound and the endpoint, as far as that is known by now.
+
+        Raises `ApiFailed`.
+        """
         now = self._reactor.seconds()
         again = self._seen.intersection(nobodys)
-        self.fresh = len(again) < len(nobodys)
+        rests = now < self._rest_until
+        self.fresh = len(again) < len(nobodys) or (rests and bool(again))
         self._seen = set(nobodys)
-        if not again or now < self._rest_until:
+        if not again or rests:
             return {}
         try:
-            return owners(again, await self._online())
+            online = await self._online()
+            return {stray: online[stray[1][:-2]] for stray in again if stray[1][:-2] in online}
         finally:
             took = self._reactor.seconds() - now
             self._rest_until = now + took + max(PAUSE, took / SHARE)
-
-
-def owners(
-    strays: Collection[tuple[str, Endpoint]], online: Mapping[Address, Collection[str]]
-) -> dict[tuple[str, Endpoint], str]:
-    """Those from addresses that one user alone is online from. Pure."""
-    known = ((stray, online.get(stray[1][:-2], ())) for stray in strays)
-    return {stray: next(iter(keys)) for stray, keys in known if len(keys) == 1}
 
 
 def by_address(pairs: Collection[tuple[Address, str]]) -> dict[Address, set[str]]:

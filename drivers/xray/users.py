@@ -157,6 +157,7 @@ class Users:
             refused += [*taken.values(), *await self._alter(additions(adds))]
         # Looking through the core's sockets takes some milliseconds, for which nobody who is added has to wait.
         await self._connections.end(wanted)
+        self._connections.put_out(map(pair_of, gone))
         return refused
 
     def _has(self, change: Change) -> bool:
@@ -239,6 +240,7 @@ class Users:
             return await self._put_back(tag, changes, error)
         wanted |= self._connections.of(pair_of(change) for change in gone if change.packed is None)
         await self._connections.end(wanted)
+        self._connections.put_out(pair_of(change) for change in gone if change.packed is None)
         return Applied([], [])
 
     async def _put(self, tag: str, accounts: Accounts) -> None:
@@ -261,6 +263,7 @@ class Users:
             return Applied([], [*(Change(tag, key, packed) for key, packed in staying.items()), *coming])
         # Not before: while the inbound was not taken out they could come in.
         await self._connections.end(self._connections.of(gone))
+        self._connections.put_out(gone)
         return Applied(refusals(changes, str(why)), [])
 
 

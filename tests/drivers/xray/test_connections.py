@@ -161,6 +161,38 @@ class ConnectionsTests(TestCase):
     def test_a_late_line_spares_another(self) -> Deferred[None]:
         return ensureDeferred(self._spares_another())
 
+    async def _out_without_a_line(self) -> None:
+        """Of two connections from one address the core told of bert's alone; anna, who is removed, is online there."""
+        lined, unlined = self.connect(), self.connect()
+        self.line(lined, "bert")
+        self.there = {socket.inet_aton("127.0.0.1"): {"anna", "bert"}}
+        for _ in range(2):
+            await self.looked()
+        self.assertFalse(ended(unlined), "nobody was removed")
+        await self.put_out("anna")
+        self.connections.put_out([("home", "anna"), ("elsewhere", "anna")])
+        for _ in range(2):
+            await self.looked()
+        await deferLater(reactor, connections.GATHER * 3)
+        self.assertTrue(ended(unlined))
+        self.assertFalse(ended(lined))
+        self.assertEqual(self.connections.cut, 1)
+
+    def test_who_is_out_has_none_of_which_no_line_told(self) -> Deferred[None]:
+        return ensureDeferred(self._out_without_a_line())
+
+    async def _back_without_a_line(self) -> None:
+        unlined = self.connect()
+        self.there = {socket.inet_aton("127.0.0.1"): {"anna"}}
+        self.connections.put_out([("home", "anna")])
+        for _ in range(3):
+            await self.looked()
+        await deferLater(reactor, connections.GATHER * 3)
+        self.assertFalse(ended(unlined), "anna is in again")
+
+    def test_who_is_in_again_keeps_them(self) -> Deferred[None]:
+        return ensureDeferred(self._back_without_a_line())
+
     async def _asks_seldom(self) -> None:
         self.connections.arrived = lambda *_: None
         asked = []
