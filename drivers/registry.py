@@ -62,6 +62,9 @@ class Drivers(Mapping[int, Driver]):
     def __len__(self) -> int:
         return len(REGISTRY)
 
-    def sweep(self) -> list[int]:
-        """End the cores that an earlier node left behind, of whatever kind; their process numbers. Blocking, brief."""
-        return sweep(self._host.directory)
+    def sweep(self, spared: int | None = None) -> list[int]:
+        """End the cores that an earlier node left behind, of whatever kind; their process numbers. Blocking, brief.
+
+        `spared` is one that goes on.
+        """
+        return sweep(self._host.directory, spared)

@@ -17,6 +17,7 @@ import twisted.logger
 from twisted.internet.interfaces import IReactorTime
 
 from node.waiting import Waiters
+from protos.handover_pb2 import Ring
 
 # A new reader is given this many of the newest lines before the live ones.
 REPLAY = 200
@@ -107,6 +108,22 @@ class LogRing:
         """Add an event of the node's own, marked as such. What a core said in it may have several lines."""
         lines = map(printable, text[:MAX_TEXT].split("\n"))
         self._add([NODE_MARK + ("| " if number else "") + line for number, line in enumerate(lines)])
+
+    @property
+    def packed(self) -> Ring:
+        """All of it, for the next program of the node."""
+        at = self._next % self._size
+        count = self._next - self._first
+        lines = (self._lines[at:] + self._lines[:at])[-count:] if count else []
+        return Ring(name=self._name, next=self._next, lines=lines)
+
+    def unpack(self, ring: Ring) -> None:
+        """Go on from the ring of the program before: who has read a line there goes on behind it here."""
+        self._name = ring.name
+        lines = [*ring.lines][-self._size :]
+        self._first = self._next = ring.next - len(lines)
+        self._lines = [""] * min(self._next, self._size)
+        self._put(lines)
 
     def tail(self) -> int:
         """The cursor at which a new reader begins."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -195,6 +195,11 @@ def load(options: Words, directory: Path, environ: Words | None = None, *, drive
     values = {setting.name: setting.default for setting in all_settings(drivers)} | explicit
     notify = {name: value for name, value in environ.items() if name in _SYSTEMD}
     return _Check(values, explicit, directory).settings(drivers, notify, deployed.ignored(sources))
+
+
+def environment() -> MutableMapping[str, str]:
+    """All of the process's own, for a next program of it."""
+    return os.environ
 
 
 class _Check:

@@ -17,6 +17,7 @@ from twisted.python.failure import Failure
 
 from node.contract.driver import Exit
 from node.logs import Logger
+from protos.handover_pb2 import Output, Process
 
 # Characters of a line that are kept; what follows up to the newline is cut.
 MAX_LINE = 64 * 1024
@@ -39,9 +40,14 @@ _STARVED = re.compile(r"fatal error: .*(out of memory|cannot allocate memory)|Me
 class LineSplitter:
     """Bytes in, whole lines out. Cuts lines over MAX_LINE instead of growing."""
 
-    def __init__(self) -> None:
-        self._tail = b""
-        self._cutting = False
+    def __init__(self, tail: bytes = b"", cutting: bool = False) -> None:
+        self._tail = tail
+        self._cutting = cutting
+
+    @property
+    def rest(self) -> tuple[bytes, bool]:
+        """What there is of a line that has not ended, and whether what comes of it is cut."""
+        return self._tail, self._cutting
 
     def feed(self, data: bytes) -> list[str]:
         head, newline, tail = data.rpartition(b"\n")
@@ -166,6 +172,40 @@ class CoreProcess(ProcessProtocol):
         self.signal(signal.SIGKILL)
         if self.transport is not None:
             self.transport.loseConnection()
+
+    def leave(self) -> Process:
+        """Read no more of it, and say what the next program of the node needs to go on with it."""
+        assert self.transport is not None and self.pid is not None
+        self._gathers = False
+        for pipe in tuple(self._gathering):
+            self._gathering.pop(pipe).cancel()
+        pipes = cast("Any", self.transport).pipes
+        outputs = []
+        for number, pipe in pipes.items():
+            pipe.pauseProducing()
+            tail, cutting = self._splitters[number].rest
+            outputs.append(Output(number=number, descriptor=pipe.fileno(), tail=tail, cutting=cutting))
+        return Process(
+            pid=self.pid,
+            outputs=outputs,
+            lines=self._last,
+            panic=self._panic,
+            starved=self.starved,
+            allowance=self.allowance,
+        )
+
+    def stay(self) -> None:
+        """Read on: it was not left after all, or it is this program's now."""
+        self._gathers = True
+        for pipe in cast("Any", self.transport).pipes.values():
+            pipe.resumeProducing()
+
+    def go_on(self, left: Process) -> None:
+        """Be the one that an earlier program of the node has left; before it is connected."""
+        self._splitters |= {output.number: LineSplitter(output.tail, output.cutting) for output in left.outputs}
+        self._last.extend(left.lines)
+        self._panic = tuple(left.panic)
+        self.starved, self.allowance = left.starved, left.allowance
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal; a process that is gone already is fine."""

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, cast
 
 from twisted.internet.threads import deferToThreadPool
 
@@ -21,6 +22,7 @@ from drivers.process.settings import CORE_MEMORY, executable_setting
 from drivers.process.spawn import Done, Spawner, by_setpriv, opened
 from node.contract.driver import Host
 from node.errors import CoreFailed
+from protos.handover_pb2 import File
 
 # Clean: nothing of the node's own reaches a core, its key least of all.
 ENVIRONMENT = {
@@ -83,6 +85,20 @@ class Files:
     def __init__(self, paths: Iterable[Path], pinned: Iterable[Path] = ()) -> None:
         self._marks = {path: _mark(path) for path in sorted(paths)}
         self._pinned = {path: _node(path) for path in sorted(pinned)}
+
+    @property
+    def packed(self) -> list[File]:
+        """For the next program of the node."""
+        read = [File(path=str(path), mark=mark or ()) for path, mark in self._marks.items()]
+        return read + [File(path=str(path), mark=node or (), pinned=True) for path, node in self._pinned.items()]
+
+    @classmethod
+    def unpacked(cls, files: Iterable[File]) -> Files:
+        """As an earlier program of the node saw them."""
+        found = cls(())
+        for file in files:
+            (found._pinned if file.pinned else found._marks)[Path(file.path)] = cast(Any, tuple(file.mark) or None)
+        return found
 
     def changed(self) -> list[Path]:
         """Those that were replaced, written or removed since."""

@@ -22,20 +22,20 @@ def mark(owner: Path) -> str:
     return f"{found.st_dev}:{found.st_ino}"
 
 
-def sweep(owner: Path) -> list[int]:
+def sweep(owner: Path, spared: int | None = None) -> list[int]:
     """Kill what an earlier node with this directory left behind, and wait for it. Returns the process numbers.
 
-    Sockets that its cores had there are removed.
+    Sockets that its cores had there are removed, unless one is `spared`, whose sockets they may be.
     """
     ours = mark(owner)
-    orphans = [process for process in _marked() if _mark(process) == ours]
+    orphans = [process for process in _marked() if _mark(process) == ours and process.pid != spared]
     for orphan in orphans:
         with suppress(psutil.NoSuchProcess):
             orphan.kill()
     deadline = time.monotonic() + TERM_SECONDS
     while any(map(_runs, orphans)) and time.monotonic() < deadline:
         time.sleep(0.01)
-    for socket in owner.glob("*.sock*"):
+    for socket in owner.glob("*.sock*") if spared is None else ():
         socket.unlink()
     return [orphan.pid for orphan in orphans]
 

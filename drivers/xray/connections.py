@@ -33,6 +33,7 @@ from node.contract.accounts import key_of
 from node.contract.connections import Arrived, Handle, Live
 from node.logs import Logger
 from node.reactor import PooledReactor
+from protos.handover_pb2 import Places
 
 T = TypeVar("T", bound=set[Endpoint] | list[Connection])
 R = TypeVar("R")
@@ -107,6 +108,18 @@ class Connections:
         tag = self._tag_of(accepted.detour)
         if tag is not None and not (accepted.udp and self._doors[tag].datagrams):
             (self._note if believed else self._guess)(tag, accepted)
+
+    def packed(self) -> dict[str, Places]:
+        """Whose the connections are, by inbound, for the next program of the node."""
+        return {tag: endpoints.packed() for tag, endpoints in self._endpoints.items()}
+
+    def unpack(self, places: Mapping[str, Places], cut: int) -> None:
+        """As an earlier program of the node knew them."""
+        self.cut = cut
+        for tag, endpoints in self._endpoints.items():
+            if tag in places:
+                endpoints.unpack(places[tag])
+        self._call("learn", LEARN, self._look_around)
 
     def of(self, pairs: Iterable[Pair]) -> dict[Endpoint, Ports]:
         """From where these users are connected to these inbounds, and the ports that they came in by."""
@@ -210,6 +223,10 @@ class Connections:
         if self._pid is not None:
             await self._on_sockets(sockets.hang_up, self._pid, ports)
         await deferLater(self._reactor, NOTICE)
+
+    async def flush(self) -> None:
+        """End at once what was to be ended soon."""
+        await self._end_late()
 
     def stop(self) -> None:
         """The core ends, or ended."""

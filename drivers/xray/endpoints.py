@@ -8,6 +8,7 @@ from sys import intern
 from typing import Any
 
 from drivers.sockets.connections import Endpoint
+from protos.handover_pb2 import Places
 
 
 class Endpoints:
@@ -128,6 +129,19 @@ class Endpoints:
     def drop(self, count: int) -> None:
         """Forget the oldest."""
         self.forget(list(islice((where for part in (self._guesses, self._old, self._young) for where in part), count)))
+
+    def packed(self) -> Places:
+        """Whose they are, for the next program of the node. What is not sure is left out: the core is asked again."""
+        held = {where: key for where, key in (self._old | self._young).items() if where not in self._presumed}
+        sockets = [self._sockets.get(where, 0) for where in held]
+        return Places(where=held.keys(), key=held.values(), socket=sockets)
+
+    def unpack(self, places: Places) -> None:
+        """As an earlier program of the node knew them; there was none before."""
+        for where, key, socket in zip(places.where, places.key, places.socket, strict=True):
+            self._hold(where, key)
+            if socket:
+                self._sockets[where] = socket
 
     def _hold(self, where: Endpoint, key: str) -> None:
         self._leave(where)

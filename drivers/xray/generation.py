@@ -10,6 +10,7 @@ from drivers.channel import COUNTERS, FIGURES, LATENCY, ONLINE, ROUTING, USERS, 
 from drivers.process.child import CoreProcess
 from drivers.process.executable import Files
 from drivers.process.paced import Paced, PacedRun
+from drivers.process.recovered import left
 from drivers.process.shared import SharedRun
 from drivers.sockets.connections import endpoint
 from drivers.sockets.sharing import Sharing
@@ -26,10 +27,12 @@ from drivers.xray.users import Users
 from node.contract.accounts import Accounts, Change, key_of
 from node.contract.connections import Address, Arrived, Live
 from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
-from node.contract.driver import Applied, Host
+from node.contract.driver import Applied, Host, Left
 from node.contract.driver import Plan as AnyPlan
 from node.errors import CoreFailed, InvalidConfig, UnknownName, Unsupported, shown
 from node.waiting import together
+from protos.handover_pb2 import Accounts as Packed
+from protos.handover_pb2 import XrayRun
 from protos.service_pb2 import (
     BackendStatsResponse,
     BalancerInfoResponse,
@@ -69,6 +72,7 @@ class XrayGeneration(SharedRun[Api], PacedRun):
         self._unseen = plan.inbounds.keys() - plan.doors.keys()
         # A connection that carried two users is nobody's.
         self._unsure = self._unseen | {tag for tag, door in plan.doors.items() if door.shared}
+        self._endpoint = endpoint
         self._own = own_counters(endpoint, plan.base.outbound)
         self._files = files
         self._disbelief = disbelief
@@ -226,6 +230,27 @@ class XrayGeneration(SharedRun[Api], PacedRun):
     async def join(self) -> None:
         async with self._listeners:
             await super().join()
+
+    async def leave(self) -> Left:
+        if self.shared or self.drains:
+            raise CoreFailed("the core shares its listeners with another one")
+        await self._connections.flush()
+        process = left(self._process)
+        run = XrayRun(
+            process=process,
+            socket=self._endpoint.socket,
+            token=self._endpoint.token,
+            direct=self._endpoint.direct,
+            accounts={tag: Packed(by_key=accounts) for tag, accounts in self.accounts.items()},
+            files=self._files.packed,
+            places=self._connections.packed(),
+            cut=self.cut,
+        )
+        descriptors = [output.descriptor for output in process.outputs]
+        return Left(process.pid, descriptors, run.SerializeToString())
+
+    def stay(self) -> None:
+        self._process.stay()
 
     async def wind_down(self) -> None:
         if not await self.quieten():

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from drivers.process import readiness as starting
 from drivers.process.child import CoreProcess
-from drivers.process.executable import Executable
+from drivers.process.executable import Executable, Files
 from drivers.process.known import Allowed
 from drivers.process.planned import Planned
+from drivers.process.recovered import recover
 from drivers.process.shared import watch
 from drivers.xray import config, files, reloading, rules
 from drivers.xray.access import Shown
@@ -22,9 +23,13 @@ from drivers.xray.traps import Disbelief
 from drivers.xray.verdict import CONVERT, cause, is_refusal, look
 from node.contract.accounts import Accounts
 from node.contract.routing import Routing
+from node.errors import CoreFailed
+from protos.handover_pb2 import XrayRun
 
 # The first version whose api.listen may be a unix socket.
 DIRECT_API = (26, 5, 3)
+# Seconds that one which was left by the node's last program has to answer.
+ANSWER = 3.0
 _FROM_PROTOBUF = ("-format", "protobuf", "-c", "stdin:")
 
 
@@ -43,18 +48,40 @@ class XrayPlan(Planned[config.Plan]):
         endpoint, connections = self._new_api(xray), Connections(self._host.reactor, self.made.doors)
         message = await self._rendered(endpoint, started)
         read = read_by(xray, reloading.are_reloaded(self.made.base))
-        disbelief = Disbelief()
-        sifter = _sifter(endpoint, connections, self.made.shown, disbelief)
-        core = CoreProcess(self._host.reactor, self._host.log.extend, sifter)
+        core, disbelief = self._process(endpoint, connections)
         xray.start(core, "run", *_FROM_PROTOBUF, contents={0: message})
-        core.when_exited().addCallback(lambda _: _remove_socket(Path(endpoint.socket)))
-        watch(core, self._sharing)
         api = Api(self._host.reactor, endpoint.socket)
+        watch(core, self._sharing)
         await self._ready(core, api, Path(endpoint.socket), seconds)
         run = XrayGeneration(
             self._host, self._sharing, self.made, core, api, endpoint, connections, started, read, disbelief
         )
         await self._led(run)
+        return run
+
+    def _process(self, endpoint: config.Endpoint, connections: Connections) -> tuple[CoreProcess, Disbelief]:
+        """A process that is not there yet, and what is made of what it says."""
+        disbelief = Disbelief()
+        sifter = _sifter(endpoint, connections, self.made.shown, disbelief)
+        core = CoreProcess(self._host.reactor, self._host.log.extend, sifter)
+        core.when_exited().addCallback(lambda _: _remove_socket(Path(endpoint.socket)))
+        return core, disbelief
+
+    async def recover(self, left: bytes) -> XrayGeneration:
+        found = XrayRun.FromString(left)
+        endpoint = config.Endpoint(found.socket, found.token, found.direct)
+        connections = Connections(self._host.reactor, self.made.doors)
+        accounts = {tag: dict(found.accounts[tag].by_key) for tag in self.made.tags}
+        core, disbelief = self._process(endpoint, connections)
+        recover(self._host.reactor, core, found.process)
+        watch(core, self._sharing)
+        api, files = Api(self._host.reactor, endpoint.socket), Files.unpacked(found.files)
+        run = XrayGeneration(
+            self._host, self._sharing, self.made, core, api, endpoint, connections, accounts, files, disbelief
+        )
+        connections.unpack(found.places, found.cut)
+        if not await run.answers(ANSWER):
+            raise CoreFailed("the core that was left does not answer")
         return run
 
     @property

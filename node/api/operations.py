@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from typing import Protocol
 
 from twisted.internet.defer import ensureDeferred
 from twisted.python.failure import Failure
@@ -21,9 +22,9 @@ from node.backend.questions import Questions
 from node.backend.runner import Runner
 from node.contract.accounts import key_of
 from node.contract.counters import Scope as Counted
-from node.contract.driver import CountsOnline, Driver, Generation, MeasuresLatency, Routes
+from node.contract.driver import CountsOnline, Driver, Generation, Leaves, MeasuresLatency, Plan, Recovers, Routes
 from node.contract.routing import Routing
-from node.errors import Aborted, CoreFailed, InvalidRequest, UnknownName, Unsupported, shown
+from node.errors import Aborted, CoreFailed, InvalidRequest, NodeError, UnknownName, Unsupported, shown
 from node.events.journal import Journal
 from node.keyfile import Scope
 from node.limits.addresses import Grouping
@@ -41,6 +42,7 @@ from node.traffic.polling import Traffic
 from node.traffic.totals import LASTING, Totals
 from protos import service_pb2
 from protos.columns_pb2 import Stats
+from protos.handover_pb2 import Run
 from protos.service_pb2 import (
     BackendType,
     BaseInfoResponse,
@@ -75,6 +77,16 @@ class Policy:
     allowance: Allowance = field(default_factory=Allowance)
     grouping: Grouping = field(default_factory=Grouping)
     grace: float = 30.0
+
+
+class Heirs(Protocol):
+    """Is told what becomes of a core that the node's last program has left."""
+
+    def taken(self) -> None:
+        """It is this program's from here on."""
+
+    def failed(self, reason: str) -> None:
+        """It cannot be: it goes back to the last program, or has ended when this returns."""
 
 
 class Backend:
@@ -124,6 +136,8 @@ class Backend:
         # Starts under way: while there are any nothing expires.
         self._starts = 0
         self._heard = False
+        # Where the node's last program has left something.
+        self._heirs: Heirs | None = None
         self._noting = Periodic("noting what is left of keep-alive", self._note_keep_alive, policy.poll, reactor)
         told = store, self._traffic, self._runner, self._limits, self._own, self._noting, system
         self._telling: tuple[Warns, ...] = (*told, *others)
@@ -167,6 +181,61 @@ class Backend:
         self._found(saved)
         self._limits.start()
 
+    @property
+    def unsteady(self) -> str:
+        """Why what runs could not be left to the node's next program now; empty if it could."""
+        return self._runner.unsteady
+
+    async def leave(self, go: Callable[[Run], Awaitable[None]]) -> None:
+        """Do `go` with what the next program needs to go on with the core. Not done where that cannot be left."""
+
+        async def then(run: Generation | None) -> None:
+            accepted = self._runner.accepted
+            if not isinstance(run, Leaves) or accepted is None:
+                return
+            await self._traffic.read()
+            try:
+                left = await run.leave()
+            except CoreFailed as error:
+                self.log.warn("the core is started anew by the next program: {reason}", reason=error.text)
+                return
+            known = self._traffic.known(run)
+            request = service_pb2.Backend.FromString(accepted.request)
+            try:
+                await go(
+                    Run(
+                        type=request.type,
+                        pid=left.pid,
+                        core=left.packed,
+                        descriptors=left.descriptors,
+                        counters=known,
+                    )
+                )
+            except BaseException:
+                run.stay()
+                raise
+
+        await self._runner.leave(then)
+
+    def inherit(self, left: Run, heirs: Heirs) -> None:
+        """The node's last program has left this run of a core: it is what is resumed."""
+
+        async def recover(plan: Plan) -> Generation | None:
+            try:
+                if not isinstance(plan, Recovers):
+                    raise CoreFailed("its driver does not know how")
+                run = await plan.recover(left.core)
+            except Exception as error:  # noqa: BLE001 - told: the program before goes on with it, or it is started anew
+                heirs.failed(error.text if isinstance(error, NodeError) else repr(error))
+                return None
+            self._traffic.go_on(run, left.counters)
+            heirs.taken()
+            run.stay()
+            return run
+
+        self._heirs = heirs
+        self._runner.inherit(recover)
+
     def touch(self) -> None:
         """A controller said something: keep-alive starts anew."""
         self._heard = True
@@ -180,9 +249,17 @@ class Backend:
         try:
             await self._runner.close()
         finally:
-            self._traffic.end()
-            self._limits.stop()
-            self._own.stop()
+            self.rest()
+
+    def rest(self) -> None:
+        """Do nothing more by itself; what is known goes to the store."""
+        self._noting.stop()
+        if self._keep_alive.left is not None:
+            self._note_keep_alive()
+            self._keep_alive.stop()
+        self._traffic.end()
+        self._limits.stop()
+        self._own.stop()
 
     # Lifecycle
 
@@ -356,11 +433,13 @@ class Backend:
         self._limits.restore((key, packed) for key, packed in saved.limits if key)
         self._own.restore(dict(saved.limits).get(""))
         if not self._runner.desired.loaded(saved) or not saved.request:
+            self._require_heir()
             return
         if saved.left is not None:
             self._store.keep_alive(saved.left)
-        if self._policy.resume:
-            ensureDeferred(self._resume(saved)).addErrback(self._not_resumed)
+        if self._policy.resume or self._heirs is not None:
+            resuming = ensureDeferred(self._resume(saved)).addErrback(self._not_resumed)
+            resuming.addCallback(lambda _: self._require_heir())
 
     async def _resume(self, saved: Saved) -> None:
         """Bring back what ran, with its users and what is left of its keep-alive, before any controller calls."""
@@ -377,6 +456,11 @@ class Backend:
             self._note_keep_alive()
 
         await self._runner.resume(driver, request, resumed, Routing.unpack(saved.routing))
+
+    def _require_heir(self) -> None:
+        """What was left has been taken by now, or never is."""
+        if self._heirs is not None and self._runner.disinherit():
+            self._heirs.failed(self._runner.status.reason or "there is no record of what runs")
 
     def _not_resumed(self, failure: Failure) -> None:
         if not failure.check(Aborted):  # by a Stop, or the node's end

@@ -55,6 +55,8 @@ class Replacement:
         self._generations = generations
         self._room = room
         self.end, self.lacks = wind_down.end, room.lacks
+        # Gives the run that the node's last program has left for this plan, or none. Asked once.
+        self.recover: Callable[[Plan], Awaitable[Generation | None]] | None = None
         # Why the last one was a restart, although a run was there that served.
         self.obstacles: list[str] = []
 
@@ -73,6 +75,9 @@ class Replacement:
         not get through the check; else none is left.
         """
         obstacles: list[str] = []
+        recover, self.recover = self.recover, None
+        if recover is not None and (left := await recover(plan)) is not None:
+            return left
         if self._generations.serving:
             try:
                 run = await self.beside(plan, target, deadline, least)

@@ -80,6 +80,7 @@ class Runner:
         wind_down = WindDown(reactor, generations, read)
         drain = Drain(reactor, generations, limits, wind_down.end, self.journal)
         replacement = Replacement(reactor, generations, wind_down, drain)
+        self._replacement = replacement
         self._supervisor = Supervisor(
             reactor,
             ring,
@@ -138,6 +139,36 @@ class Runner:
         self._control.abort()
         await self._control.run(lambda settled: self._stop(grace, settled), core=True, final=True)
         await self.desired.recorded()
+
+    def inherit(self, recover: Callable[[Plan], Awaitable[Generation | None]]) -> None:
+        """What is resumed may run already: the node's last program has left it."""
+        self._replacement.recover = recover
+
+    def disinherit(self) -> bool:
+        """Nothing is resumed that runs already. Returns whether something still could have been."""
+        left, self._replacement.recover = self._replacement.recover, None
+        return left is not None
+
+    @property
+    def unsteady(self) -> str:
+        """Why what runs could not be left to the node's next program now; empty if it could."""
+        if self._generations.draining or self._generations.ending:
+            return "a core whose place another one took still has connections"
+        if self.status.awaited:
+            return f"the backend is {self.status.state}"
+        return ""
+
+    async def leave(self, then: Callable[[Generation | None], Awaitable[None]]) -> None:
+        """Do `then` with the one run that there is while nothing changes; with None where there is none, or several.
+
+        What comes from then on waits until that is over.
+        """
+
+        async def work(_: Settled) -> None:
+            await self._settling.idle()
+            await then(None if self.unsteady else self._generations.current)
+
+        await self._control.run(work, core=True)
 
     async def close(self) -> None:
         """The node ends: the core goes, and no other comes before the next node's, which resumes it."""

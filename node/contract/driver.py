@@ -290,6 +290,40 @@ class Shares(Generation, Protocol):
         """How many connections it has, with those that wait for it."""
 
 
+@dataclass(frozen=True)
+class Left:
+    """A run that the node's next program goes on with: its process number, and what its driver has to know of it.
+
+    `descriptors`, of those that are named in `packed`, stay open.
+    """
+
+    pid: int
+    descriptors: Sequence[int]
+    packed: bytes
+
+
+@runtime_checkable
+class Leaves(Generation, Protocol):
+    """A generation that can be left to the next program of the node, which is the same process to the kernel."""
+
+    async def leave(self) -> Left:
+        """Hear no more of it: what it says waits for the next program. Raises `errors.CoreFailed`."""
+
+    def stay(self) -> None:
+        """It was not left after all."""
+
+
+@runtime_checkable
+class Recovers(Protocol):
+    """A plan of a core that leaves its runs: see `Leaves`."""
+
+    async def recover(self, left: bytes) -> Leaves:
+        """The run that an earlier program left, of this very configuration. Raises `errors.CoreFailed`.
+
+        What it says is not heard until it is told to `stay`: until then it can go back to that program.
+        """
+
+
 class Plan(Protocol):
     """A configuration that the core accepted, without its users: ready to be launched, again and again."""
 

@@ -9,6 +9,7 @@ from ipaddress import IPv6Address, ip_address
 from typing import Any
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime, ITCPTransport
+from twisted.internet.task import deferLater
 
 from node.door.bodies import BUDGET, Bodies
 from node.door.delivery import Deliveries, tcp
@@ -19,6 +20,9 @@ from node.repeated import Repeated
 
 # Seconds in which a client that acknowledges nothing, or takes nothing, counts as gone (tcp(7), TCP_USER_TIMEOUT).
 DEAD_AFTER = 30
+
+# Seconds between two looks at which requests are answered.
+LOOK = 0.01
 
 _KEEP_ALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -155,6 +159,15 @@ class Connections:
         self.sum_up()
         for connection in self:
             connection.transport.abortConnection()
+
+    async def finish(self, seconds: float) -> None:
+        """Let the requests that are under way be answered, for so many seconds; idle connections end in good order."""
+        deadline = self.reactor.seconds() + seconds
+        while len(self) and self.reactor.seconds() < deadline:
+            for connection in self:
+                if connection.idle:
+                    connection.transport.loseConnection()
+            await deferLater(self.reactor, LOOK)
 
     def sum_up(self) -> None:
         """Tell what of strangers was only counted."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from typing import Any
 
 from twisted.internet.interfaces import IAddress, IHandshakeListener, IOpenSSLServerConnectionCreator
@@ -33,9 +35,16 @@ class Entrance(Factory):
     def buildProtocol(self, addr: IAddress | None) -> Threshold:
         return Threshold(self, addr)
 
-    def listen(self, reactor: Any, port: int, interface: str, context: IOpenSSLServerConnectionCreator) -> Port:
-        """Raises `CannotListenError`."""
-        listening = Port(port, Vestibule(self.connections, context, self), BACKLOG, interface, reactor)
+    def listen(
+        self, reactor: Any, port: int, interface: str, context: IOpenSSLServerConnectionCreator, held: int | None = None
+    ) -> Port:
+        """Raises `CannotListenError`. `held`: the descriptor of a socket that listens there already."""
+        vestibule = Vestibule(self.connections, context, self)
+        if held is None:
+            listening = Port(port, vestibule, BACKLOG, interface, reactor)
+        else:
+            with socket.socket(fileno=os.dup(held)) as there:
+                listening = Port._fromListeningDescriptor(reactor, held, there.family, vestibule)
         listening.startListening()
         return listening
 

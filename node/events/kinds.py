@@ -22,6 +22,12 @@ class Kind(Enum):
         "The node is up; `clean` says whether the one before it ended in order.",
     )
     NODE_STOPPING = "node.stopping", Severity.INFO, "The node ends in order."
+    NODE_UPGRADING = "node.upgrading", Severity.INFO, "The node becomes another `version` of itself; the core goes on."
+    NODE_UPGRADE_FAILED = (
+        "node.upgrade.failed",
+        Severity.ERROR,
+        "The node goes on as it was: the next version could not take over, and why.",
+    )
     STOPPED = "backend.stopped", Severity.INFO, "No backend is wanted any more, and why."
     STARTING = "backend.starting", Severity.INFO, "A backend is on its way."
     RUNNING = "backend.running", Severity.INFO, "The backend serves."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -41,6 +42,10 @@ class Notifier:
     def ready(self) -> None:
         """Everything is bound and serves."""
         self._send("READY=1")
+
+    def reloading(self) -> None:
+        """Something else takes over in this process, and says `ready` again."""
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def stopping(self) -> None:
         """The end has begun."""
@@ -106,6 +111,12 @@ class Systemd(Service):
     def warnings(self) -> list[str]:
         """Whether systemd may take the node for dead."""
         return self._pings.warnings if self._pings else []
+
+    def reloading(self) -> None:
+        """The node becomes another version of itself, which says `ready`; in between nobody says that it lives."""
+        self._notifier.reloading()
+        if self._pings:
+            self._notifier.watchdog()
 
     def ready(self, status: str = "") -> None:
         """To be called after everything is bound; `status` is shown by `systemctl status`."""

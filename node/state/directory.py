@@ -40,12 +40,22 @@ class StateDirectory:
         """What outlives the process."""
         return self.path / "state.db"
 
-    def claim(self) -> None:
-        """Make the directories private and take the lock. Raises `OSError` if another node has it."""
+    @property
+    def lock(self) -> int:
+        """The descriptor that holds it."""
+        assert self._lock is not None
+        return self._lock
+
+    def claim(self, lock: int | None = None) -> None:
+        """Make the directories private and take the lock. Raises `OSError` if another node has it.
+
+        `lock`: what holds it already, by an earlier program of this process.
+        """
         for directory in (self.path, self.run_dir, self.door_dir):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             _make_private(directory)
-        lock = self._open_lock()
+        if lock is None:
+            lock = self._open_lock()
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -77,6 +77,11 @@ class Store:
         files = [self._path, self._path.with_name(f"{self._path.name}-wal")]
         return sum(file.stat().st_size for file in files if file.exists())
 
+    def look(self) -> None:
+        """Read what there is and touch nothing. Raises `OSError` if it cannot be read."""
+        if self._database.peek() is None:
+            raise OSError(f"{self._path} cannot be read by this version")
+
     def open(self) -> Saved:
         """What an earlier node left. Blocking, for before the reactor runs; never fails, see `warnings`."""
         self._pool.start()

@@ -94,6 +94,14 @@ class Ledger:
             self._add(scope, sums)
         return any(sums.moved for sums in found.values())
 
+    def known(self, run: object) -> Mapping[str, int]:
+        """What one run of a core had counted when it was read last."""
+        return self._last.get(run, {})
+
+    def go_on(self, run: object, known: Mapping[str, int]) -> None:
+        """This was booked of a run already."""
+        self._last[run] = dict(known)
+
     def keep(self, runs: Iterable[object]) -> None:
         """Only these runs go on; the readings of the others are no longer compared with."""
         going = set(runs)

@@ -122,6 +122,14 @@ class Traffic:
         self._limits = limits
         self._ledger.booked = limits.booked
 
+    def known(self, run: Generation) -> Mapping[str, int]:
+        """The counters of a run that are booked."""
+        return self._ledger.known(run)
+
+    def go_on(self, run: Generation, known: Mapping[str, int]) -> None:
+        """An earlier program of the node has booked these counters of a run."""
+        self._ledger.go_on(run, known)
+
     def begin(self, rows: Iterable[Row]) -> None:
         """Go on from the rows of an earlier node, and read the counters from now on."""
         self.restore(rows)

@@ -122,7 +122,7 @@ def who_imports(*packages: str) -> set[str]:
 def own_imports(name: str) -> frozenset[str]:
     """The modules of ours that a module imports."""
     known = modules().keys() | {"protos.service_pb2", "protos.xray_pb2", "protos.sing_box_pb2", "protos.columns_pb2"}
-    known |= {"protos.kept_pb2"}
+    known |= {"protos.kept_pb2", "protos.handover_pb2"}
     found = set()
     for target in imported(modules()[name]):
         parts = target.split(".")

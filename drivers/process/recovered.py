@@ -1,0 +1,71 @@
+"""A core that goes on while the node becomes another program: to the kernel both are one process, and its parent.
+
+Descriptors and children outlive execve(2); what Twisted knows of them does not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import process
+
+from drivers.process.child import CoreProcess
+from node.errors import CoreFailed
+from node.reactor import Reactor
+from protos.handover_pb2 import Output, Process
+
+# Where /proc/PID/stat has them, behind the name, which may have spaces in it: the parent, and when it began (proc(5)).
+_PARENT, _BEGAN = 1, 19
+
+
+def left(core: CoreProcess) -> Process:
+    """What the next program needs of this process. Raises `CoreFailed` if it is gone."""
+    if core.exit is not None or core.pid is None:
+        raise CoreFailed("the core has ended")
+    _, began = _seen(core.pid)
+    found = core.leave()
+    found.began = began
+    return found
+
+
+def recover(reactor: Reactor, core: CoreProcess, found: Process) -> None:
+    """Have `core` be the process that was left, unheard until it is told to `stay`.
+
+    Raises `CoreFailed` if that is not there, or another's by now.
+    """
+    parent, began = _seen(found.pid)
+    if (parent, began) != (os.getpid(), found.began):
+        raise CoreFailed(f"process {found.pid} is not the core that was left")
+    core.go_on(found)
+    _Recovered(reactor, core, found.pid, found.outputs)
+
+
+class _Recovered(process.Process):
+    """Twisted's own, which spawns what it is."""
+
+    def __init__(self, reactor: Any, core: CoreProcess, pid: int, outputs: Iterable[Output]) -> None:
+        # Not Twisted's: that spawns.
+        process._BaseProcess.__init__(self, core)
+        self._reactor = reactor
+        self.pid = pid
+        self.pipes: dict[int, Any] = {
+            output.number: self.processReaderFactory(reactor, self, output.number, output.descriptor)
+            for output in outputs
+        }
+        for reader in self.pipes.values():
+            reader.stopReading()
+        core.makeConnection(self)
+        process.registerReapProcessHandler(pid, self)
+
+
+def _seen(pid: int) -> tuple[int, int]:
+    """Its parent, and when it began. Raises `CoreFailed` if there is no such process."""
+    try:
+        _, _, fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(") ")
+    except OSError as error:
+        raise CoreFailed(f"process {pid} is gone: {error.strerror}") from error
+    words = fields.split()
+    return int(words[_PARENT]), int(words[_BEGAN])

@@ -1,0 +1,107 @@
+"""The memory file that one program of the node leaves to the next: how it is written, found, and done with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterable, Mapping, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
+
+from node.logs import Logger
+from node.upgrade import trampoline
+from node.upgrade.trampoline import FAILED, VARIABLE, WAITING
+from protos.handover_pb2 import Handover
+
+# The form of `Handover`: a node that does not know it starts the core anew.
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What an earlier program of this process left. `failed`: why this is that very program again, if it is."""
+
+    handover: Handover
+    failed: str = ""
+
+
+class Handle:
+    """Of the program that runs."""
+
+    log = Logger()
+
+    def __init__(self, environment: MutableMapping[str, str]) -> None:
+        """`environment` is the process's own, as `os.environ`."""
+        self._environment = environment
+        self._descriptor: int | None = None
+        self._failed = ""
+
+    def take(self) -> Taken | None:
+        """What was left, if anything was; to be called once, before anything is opened."""
+        if VARIABLE not in self._environment:
+            return None
+        self._descriptor = int(self._environment[VARIABLE])
+        self._failed = self._environment.get(FAILED, "")
+        handover = _read(self._descriptor)
+        for descriptor in (self._descriptor, *descriptors(handover)):
+            with suppress(OSError):  # it is looked at again where it is used
+                os.set_inheritable(descriptor, False)
+        return Taken(handover, self._failed)
+
+    def heed_signals(self) -> None:
+        """Those that came meanwhile are handled now: there are handlers again, and children inherit what waits."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WAITING)
+
+    def go_back(self, reason: str) -> None:
+        """Give up, and become the program before, which nobody has to notice. Does nothing where there is none."""
+        if self._descriptor is not None and not self._failed:
+            handover = _read(self._descriptor)
+            for descriptor in (self._descriptor, *descriptors(handover)):
+                os.set_inheritable(descriptor, True)
+            trampoline.back(reason)
+
+    def commit(self) -> None:
+        """This program has come up: there is no way back from here on."""
+        if self._descriptor is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            for name in (VARIABLE, FAILED):
+                self._environment.pop(name, None)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def write(words: Mapping[str, object], handover: Handover) -> int:
+    """A memory file with both, which the next program inherits, with all that is named there."""
+    descriptor = os.memfd_create("txnode-handover", 0)
+    content = memoryview(json.dumps(words).encode() + b"\n" + handover.SerializeToString())
+    try:
+        while content:
+            content = content[os.write(descriptor, content) :]
+        for each in descriptors(handover):
+            os.set_inheritable(each, True)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def descriptors(handover: Handover) -> Iterable[int]:
+    """All that are named there."""
+    return (handover.lock, *handover.ports.values(), *handover.run.descriptors)
+
+
+def _read(descriptor: int) -> Handover:
+    """What is there; nothing of a form that this version does not know."""
+    content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    try:
+        found = Handover.FromString(content.partition(b"\n")[2])
+    except DecodeError:
+        found = Handover()
+    if found.format == FORMAT:
+        return found
+    Handle.log.warn("what the last version left cannot be read: the core is started anew")
+    # What holds ports and lock is the same in every form.
+    return Handover(format=FORMAT, lock=found.lock, ports=found.ports)

@@ -1,0 +1,98 @@
+"""The program that this process runs, as it would be run again: maybe another version of it by now."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from node.upgrade import trampoline
+from node.upgrade.trampoline import VARIABLE, WAITING
+
+# What has the program say whether it could take over, instead of running.
+CHECK = "--check"
+# Seconds for that, and until the next program has to have come up.
+TEST_SECONDS, PATIENCE = 60.0, 30.0
+# The packages that are the node's own, beside where twistd finds it.
+PACKAGES = ("node", "drivers", "protos")
+PLUGIN = Path("twisted", "plugins", "node_plugin.py")
+
+
+class Refused(Exception):
+    """There is no upgrade, and why: nothing has changed."""
+
+
+class Tried(Protocol):
+    """A program that was run to its end."""
+
+    @property
+    def code(self) -> int: ...
+
+    @property
+    def lines(self) -> Sequence[str]: ...
+
+
+Try = Callable[[Sequence[str], float], Awaitable[Tried]]
+
+
+@dataclass(frozen=True)
+class Program:
+    """`argv` as for execve, with the interpreter first. `kept` has what is the node's own as it was at the start."""
+
+    argv: tuple[str, ...]
+    kept: Path
+
+    @classmethod
+    def of(cls, words: Sequence[str], options: Mapping[str, object], kept: Path) -> Program | str:
+        """The program of these words (`sys.orig_argv`); or why it cannot be run again in the same process."""
+        if len(words) < 2 or words[1].startswith("-"):
+            return "the node was not started as `python .../twistd ...`"
+        if not options.get("nodaemon") or options.get("pidfile"):
+            return "twistd has no --nodaemon and --pidfile= (empty): it would leave the process"
+        return cls((_interpreter(words[0]), str(Path(words[1]).absolute()), *words[2:]), kept)
+
+    async def test(self, run: Try) -> str:
+        """Have it say whether it could take over. Returns what it says of itself. Raises `Refused`."""
+        tried = await run([*self.argv, CHECK], TEST_SECONDS)
+        if tried.code != 0 or not tried.lines:
+            said = "\n".join(tried.lines[-5:]) or f"it ended with {tried.code} and said nothing"
+            raise Refused(f"the version on disk cannot take over: {said}")
+        return tried.lines[-1]
+
+    @property
+    def words(self) -> dict[str, object]:
+        """The first line of a memory file: see `trampoline`."""
+        kept = str(self.kept) if self.kept.is_dir() else ""
+        return {"program": self.argv, "before": self.argv, "kept": kept, "patience": PATIENCE}
+
+    def become(self, handle: int, environment: Mapping[str, str]) -> None:
+        """Become the next program, which inherits this memory file. Raises `OSError` if it cannot be run."""
+        os.set_inheritable(handle, True)
+        signal.pthread_sigmask(signal.SIG_BLOCK, WAITING)
+        try:
+            argv = [self.argv[0], trampoline.__file__]
+            os.execve(argv[0], argv, {**environment, VARIABLE: str(handle)})  # noqa: S606 - that is what it is for
+        except OSError:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, WAITING)
+            raise
+
+
+def keep(root: Path, kept: Path) -> None:
+    """Have the node's own modules as they are now there: an upgrade replaces them. Raises `OSError`.
+
+    `root` is the directory that they are imported from.
+    """
+    shutil.rmtree(kept, ignore_errors=True)
+    for package in PACKAGES:
+        shutil.copytree(root / package, kept / package)
+    (kept / PLUGIN).parent.mkdir(parents=True)
+    shutil.copy2(root / PLUGIN, kept / PLUGIN)
+
+
+def _interpreter(word: str) -> str:
+    """Its path: what is run again is in no PATH. Not resolved, for a link says of which environment it is."""
+    return word if os.path.isabs(word) else shutil.which(word) or word  # noqa: PTH117

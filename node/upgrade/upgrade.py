@@ -1,0 +1,80 @@
+"""One upgrade of the node in place, in its order: the next program is tried, then everything is left to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from twisted.internet.defer import ensureDeferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
+from twisted.python.failure import Failure
+
+from node.logs import Logger
+from node.upgrade.program import Program, Refused, Try
+
+# Seconds between two looks at whether what runs can be left, and until the operator is told that it cannot.
+LOOK = 0.5
+STEADY = 60.0
+
+
+class Node(Protocol):
+    """What there is to be left."""
+
+    @property
+    def unsteady(self) -> str:
+        """Why that cannot be now; empty if it can."""
+
+    async def succeed(self, program: Program) -> None:
+        """Leave everything, and become that program. Does not return."""
+
+
+class Upgrades:
+    """Runs one at a time. `program` is what is run again, or why that cannot be; `told` hears what becomes of it."""
+
+    log = Logger()
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        node: Node,
+        program: Program | str,
+        run: Try,
+        told: Callable[[bool, str], None],
+    ) -> None:
+        self._reactor = reactor
+        self._node = node
+        self._program = program
+        self._run = run
+        self._told = told
+        self._going = False
+
+    def ask(self) -> None:
+        """Begin one, if none is under way."""
+        if not self._going:
+            self._going = True
+            ensureDeferred(self._upgrade()).addErrback(self._failed)
+
+    async def _upgrade(self) -> None:
+        try:
+            if isinstance(self._program, str):
+                raise Refused(self._program)
+            version = await self._program.test(self._run)
+            await self._steady()
+            self._told(True, version)
+            await self._node.succeed(self._program)
+        except Refused as refused:
+            self._told(False, str(refused))
+        finally:
+            self._going = False
+
+    async def _steady(self) -> None:
+        """Wait until what runs can be left. Raises `Refused`."""
+        deadline = self._reactor.seconds() + STEADY
+        while reason := self._node.unsteady:
+            if self._reactor.seconds() > deadline:
+                raise Refused(f"{reason}; ask again later")
+            await deferLater(self._reactor, LOOK)
+
+    def _failed(self, failure: Failure) -> None:
+        self.log.failure("the upgrade failed", failure)

@@ -1,0 +1,158 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Handover(_message.Message):
+    __slots__ = ("format", "version", "lock", "ports", "ring", "run")
+    class PortsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    LOCK_FIELD_NUMBER: _ClassVar[int]
+    PORTS_FIELD_NUMBER: _ClassVar[int]
+    RING_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    format: int
+    version: str
+    lock: int
+    ports: _containers.ScalarMap[str, int]
+    ring: Ring
+    run: Run
+    def __init__(self, format: _Optional[int] = ..., version: _Optional[str] = ..., lock: _Optional[int] = ..., ports: _Optional[_Mapping[str, int]] = ..., ring: _Optional[_Union[Ring, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
+
+class Ring(_message.Message):
+    __slots__ = ("name", "next", "lines")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    next: int
+    lines: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., next: _Optional[int] = ..., lines: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Run(_message.Message):
+    __slots__ = ("type", "pid", "core", "descriptors", "counters")
+    class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    CORE_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    type: int
+    pid: int
+    core: bytes
+    descriptors: _containers.RepeatedScalarFieldContainer[int]
+    counters: _containers.ScalarMap[str, int]
+    def __init__(self, type: _Optional[int] = ..., pid: _Optional[int] = ..., core: _Optional[bytes] = ..., descriptors: _Optional[_Iterable[int]] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class Process(_message.Message):
+    __slots__ = ("pid", "began", "outputs", "lines", "panic", "starved", "allowance")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    PANIC_FIELD_NUMBER: _ClassVar[int]
+    STARVED_FIELD_NUMBER: _ClassVar[int]
+    ALLOWANCE_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    began: int
+    outputs: _containers.RepeatedCompositeFieldContainer[Output]
+    lines: _containers.RepeatedScalarFieldContainer[str]
+    panic: _containers.RepeatedScalarFieldContainer[str]
+    starved: bool
+    allowance: str
+    def __init__(self, pid: _Optional[int] = ..., began: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., lines: _Optional[_Iterable[str]] = ..., panic: _Optional[_Iterable[str]] = ..., starved: bool = ..., allowance: _Optional[str] = ...) -> None: ...
+
+class Output(_message.Message):
+    __slots__ = ("number", "descriptor", "tail", "cutting")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
+    TAIL_FIELD_NUMBER: _ClassVar[int]
+    CUTTING_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    descriptor: int
+    tail: bytes
+    cutting: bool
+    def __init__(self, number: _Optional[int] = ..., descriptor: _Optional[int] = ..., tail: _Optional[bytes] = ..., cutting: bool = ...) -> None: ...
+
+class Accounts(_message.Message):
+    __slots__ = ("by_key",)
+    class ByKeyEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+    BY_KEY_FIELD_NUMBER: _ClassVar[int]
+    by_key: _containers.ScalarMap[str, bytes]
+    def __init__(self, by_key: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
+
+class File(_message.Message):
+    __slots__ = ("path", "mark", "pinned")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    MARK_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    mark: _containers.RepeatedScalarFieldContainer[int]
+    pinned: bool
+    def __init__(self, path: _Optional[str] = ..., mark: _Optional[_Iterable[int]] = ..., pinned: bool = ...) -> None: ...
+
+class XrayRun(_message.Message):
+    __slots__ = ("process", "socket", "token", "direct", "accounts", "files", "places", "cut")
+    class AccountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Accounts
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Accounts, _Mapping]] = ...) -> None: ...
+    class PlacesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Places
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Places, _Mapping]] = ...) -> None: ...
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    SOCKET_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DIRECT_FIELD_NUMBER: _ClassVar[int]
+    ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    process: Process
+    socket: str
+    token: str
+    direct: bool
+    accounts: _containers.MessageMap[str, Accounts]
+    files: _containers.RepeatedCompositeFieldContainer[File]
+    places: _containers.MessageMap[str, Places]
+    cut: int
+    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., socket: _Optional[str] = ..., token: _Optional[str] = ..., direct: bool = ..., accounts: _Optional[_Mapping[str, Accounts]] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., places: _Optional[_Mapping[str, Places]] = ..., cut: _Optional[int] = ...) -> None: ...
+
+class Places(_message.Message):
+    __slots__ = ("where", "key", "socket")
+    WHERE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SOCKET_FIELD_NUMBER: _ClassVar[int]
+    where: _containers.RepeatedScalarFieldContainer[bytes]
+    key: _containers.RepeatedScalarFieldContainer[str]
+    socket: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, where: _Optional[_Iterable[bytes]] = ..., key: _Optional[_Iterable[str]] = ..., socket: _Optional[_Iterable[int]] = ...) -> None: ...
