@@ -390,19 +390,20 @@ class NodeService(Service):
 
     def taken(self) -> None:
         """The core that the last version left is this one's, and controllers are heard."""
-        self._handle.commit()
         self._ring.event(f"txnode {__version__} goes on with the core")
-        self._hear()
+        self._come_up()
 
     def failed(self, reason: str) -> None:
         """This version cannot go on with the core: the last one does, or it is started anew."""
         self._handle.go_back(f"it cannot go on with the core: {reason}")
         self.log.warn("the core is started anew: {reason}", reason=reason)
         self._drivers.sweep()
-        self._handle.commit()
-        self._hear()
+        self._come_up()
 
-    def _hear(self) -> None:
+    def _come_up(self) -> None:
+        """There is no way back, and controllers are heard."""
+        self._handle.commit()
+        self._upgrades.begin()
         for port in self._ports.values():
             port.startReading()
 
@@ -437,7 +438,7 @@ class NodeService(Service):
         signal.signal(signal.SIGUSR2, lambda *_: self._reactor.callFromThread(self._upgrades.ask))
         self._handle.heed_signals()
         if not self._taken.HasField("run"):
-            self._handle.commit()
+            self._come_up()
         signal.signal(signal.SIGHUP, lambda *_: self._reactor.callFromThread(self._reload))
         self._ring.event(f"txnode {__version__} is ready")
         self.log.info(

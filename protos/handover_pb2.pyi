@@ -156,3 +156,98 @@ class Places(_message.Message):
     key: _containers.RepeatedScalarFieldContainer[str]
     socket: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, where: _Optional[_Iterable[bytes]] = ..., key: _Optional[_Iterable[str]] = ..., socket: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SingBoxRun(_message.Message):
+    __slots__ = ("process", "port", "secret", "stats_port", "users_port", "accounts", "configured", "files", "untold", "labels", "barred", "lingering", "lacking", "cut", "nobody", "tally")
+    class AccountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Accounts
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Accounts, _Mapping]] = ...) -> None: ...
+    class ConfiguredEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Accounts
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Accounts, _Mapping]] = ...) -> None: ...
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    STATS_PORT_FIELD_NUMBER: _ClassVar[int]
+    USERS_PORT_FIELD_NUMBER: _ClassVar[int]
+    ACCOUNTS_FIELD_NUMBER: _ClassVar[int]
+    CONFIGURED_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    UNTOLD_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    BARRED_FIELD_NUMBER: _ClassVar[int]
+    LINGERING_FIELD_NUMBER: _ClassVar[int]
+    LACKING_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    NOBODY_FIELD_NUMBER: _ClassVar[int]
+    TALLY_FIELD_NUMBER: _ClassVar[int]
+    process: Process
+    port: int
+    secret: str
+    stats_port: int
+    users_port: int
+    accounts: _containers.MessageMap[str, Accounts]
+    configured: _containers.MessageMap[str, Accounts]
+    files: _containers.RepeatedCompositeFieldContainer[File]
+    untold: _containers.RepeatedScalarFieldContainer[str]
+    labels: _containers.RepeatedCompositeFieldContainer[Label]
+    barred: _containers.RepeatedCompositeFieldContainer[Label]
+    lingering: bool
+    lacking: int
+    cut: int
+    nobody: str
+    tally: Tally
+    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., port: _Optional[int] = ..., secret: _Optional[str] = ..., stats_port: _Optional[int] = ..., users_port: _Optional[int] = ..., accounts: _Optional[_Mapping[str, Accounts]] = ..., configured: _Optional[_Mapping[str, Accounts]] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., untold: _Optional[_Iterable[str]] = ..., labels: _Optional[_Iterable[_Union[Label, _Mapping]]] = ..., barred: _Optional[_Iterable[_Union[Label, _Mapping]]] = ..., lingering: bool = ..., lacking: _Optional[int] = ..., cut: _Optional[int] = ..., nobody: _Optional[str] = ..., tally: _Optional[_Union[Tally, _Mapping]] = ...) -> None: ...
+
+class Label(_message.Message):
+    __slots__ = ("tag", "key", "name")
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    tag: str
+    key: str
+    name: str
+    def __init__(self, tag: _Optional[str] = ..., key: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class Tally(_message.Message):
+    __slots__ = ("counters", "carried", "ended", "open", "closed")
+    class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    CARRIED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    counters: _containers.ScalarMap[str, int]
+    carried: int
+    ended: int
+    open: _containers.RepeatedCompositeFieldContainer[Counted]
+    closed: _containers.RepeatedCompositeFieldContainer[Counted]
+    def __init__(self, counters: _Optional[_Mapping[str, int]] = ..., carried: _Optional[int] = ..., ended: _Optional[int] = ..., open: _Optional[_Iterable[_Union[Counted, _Mapping]]] = ..., closed: _Optional[_Iterable[_Union[Counted, _Mapping]]] = ...) -> None: ...
+
+class Counted(_message.Message):
+    __slots__ = ("id", "up", "down", "scopes", "names")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    UP_FIELD_NUMBER: _ClassVar[int]
+    DOWN_FIELD_NUMBER: _ClassVar[int]
+    SCOPES_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    up: int
+    down: int
+    scopes: _containers.RepeatedScalarFieldContainer[str]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., up: _Optional[int] = ..., down: _Optional[int] = ..., scopes: _Optional[_Iterable[str]] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -19,6 +19,8 @@ from protos.handover_pb2 import Output, Process
 
 # Where /proc/PID/stat has them, behind the name, which may have spaces in it: the parent, and when it began (proc(5)).
 _PARENT, _BEGAN = 1, 19
+# Seconds that one has to answer.
+ANSWER = 3.0
 
 
 def left(core: CoreProcess) -> Process:

@@ -19,6 +19,7 @@ from node.logs import Logger
 from node.reactor import Reactor
 from node.waiting import Signal, together
 from protos import sing_box_pb2
+from protos.handover_pb2 import Label, SingBoxRun
 from protos.sing_box_pb2 import Connection, ConnectionEvents, Group, Groups, Nothing, Status, Subscription
 
 DAEMON = "/daemon.StartedService/"
@@ -71,6 +72,22 @@ class Api:
         self._following = False
         self._renewed_at = 0.0
         self._lacking = Signal()
+
+    def leave(self, run: SingBoxRun) -> None:
+        """Note what the next program of the node needs."""
+        run.barred.extend(Label(tag=tag, key=key) for tag, key in self._barred)
+        run.cut = self.cut
+        if self._tally is not None:
+            run.tally.CopyFrom(self._tally.packed)
+
+    def go_on(self, run: SingBoxRun) -> None:
+        """Go on where an earlier program ended; before anything is asked."""
+        self._barred = {(label.tag, label.key) for label in run.barred}
+        self.cut = run.cut
+        if self._tally is not None:
+            self._tally.unpack(run.tally)
+        if self._barred:
+            self._watch()
 
     async def close(self) -> None:
         """End all that is under way; nothing is followed any more. May be called again meanwhile."""

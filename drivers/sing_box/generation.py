@@ -12,6 +12,7 @@ from drivers.channel import COUNTERS, FIGURES, LATENCY, ONLINE, USERS, ApiFailed
 from drivers.process.child import CoreProcess
 from drivers.process.executable import Files
 from drivers.process.paced import Paced, PacedRun
+from drivers.process.recovered import left
 from drivers.process.shared import SharedRun
 from drivers.sing_box import listening
 from drivers.sing_box.accounts import alike, label, login_of, name_of, stranger
@@ -27,8 +28,10 @@ from drivers.sockets.sharing import Sharing
 from node.contract.accounts import Accounts, Change, Refusal, apply, key_of
 from node.contract.connections import Arrived, Live
 from node.contract.counters import DIRECTIONS, Reading, Scope, counter_name
-from node.contract.driver import Applied, Exit, Host
+from node.contract.driver import Applied, Exit, Host, Left
 from node.errors import CoreFailed, Unsupported
+from protos.handover_pb2 import Accounts as Packed
+from protos.handover_pb2 import Label, SingBoxRun
 from protos.service_pb2 import BackendStatsResponse, Latency
 
 # Seconds for which connections may come to their end: what is cut in the middle of a write is not counted.
@@ -59,6 +62,7 @@ class SingBoxGeneration(SharedRun[Api], PacedRun):
     ) -> None:
         super().__init__(host, process, api, sharing=sharing, listening=plan)
         self.plan = plan
+        self._endpoint = endpoint
         self._files = files
         self._live = LiveUsers(host.reactor, endpoint, plan.live) if plan.live else None
         self._live_tags, self._unseen = frozenset(plan.live), plan.unseen
@@ -313,6 +317,44 @@ class SingBoxGeneration(SharedRun[Api], PacedRun):
         names = {label(name) if tag in self._live_tags else name for tag, name in ((t, name_of(p)) for t, p in told)}
         if user not in names and user not in self._own_names:
             self._untold.add(user)
+
+    async def leave(self) -> Left:
+        if self.shared:
+            raise CoreFailed("the core shares its listeners with another one")
+        process = left(self._process)
+        run = SingBoxRun(
+            process=process,
+            port=self._endpoint.port,
+            secret=self._endpoint.secret,
+            stats_port=self._endpoint.stats_port,
+            users_port=self._endpoint.users_port,
+            accounts={tag: Packed(by_key=accounts) for tag, accounts in self.accounts.items()},
+            configured={tag: Packed(by_key=accounts) for tag, accounts in self._configured.items()},
+            files=self._files.packed,
+            untold=self._untold,
+            labels=[Label(tag=tag, key=key, name=name) for (tag, key), name in self._labels.items()],
+            lingering=self.lingering,
+            lacking=self._lacking,
+            nobody=self._live.nobody if self._live else "",
+        )
+        self._api.leave(run)
+        descriptors = [output.descriptor for output in process.outputs]
+        return Left(process.pid, descriptors, run.SerializeToString())
+
+    def go_on(self, run: SingBoxRun) -> None:
+        """Be the one that an earlier program of the node has left."""
+        # They are looked at by others, who have hold of them already.
+        for tag, accounts in self.accounts.items():
+            accounts.clear()
+            accounts |= run.accounts[tag].by_key
+        self._untold = set(run.untold)
+        self._labels = {(label.tag, label.key): label.name for label in run.labels}
+        self.lingering, self._lacking = run.lingering, run.lacking
+        if self._live is not None:
+            self._live.nobody = run.nobody
+
+    def stay(self) -> None:
+        self._process.stay()
 
     async def wind_down(self) -> None:
         try:

@@ -52,7 +52,8 @@ class LiveUsers:
         self._reactor = reactor
         self._pool = HTTPConnectionPool(reactor)
         self._agent = Agent(reactor, connectTimeout=DEADLINE, pool=self._pool)
-        self._nobody = base64.b64encode(secrets.token_bytes(32)).decode()
+        # What removed users have instead of theirs.
+        self.nobody = base64.b64encode(secrets.token_bytes(32)).decode()
         self._places = {
             tag: f"http://127.0.0.1:{endpoint.users_port}{endpoint.path(number)}/server/v1"
             for number, tag in enumerate(tags)
@@ -72,12 +73,12 @@ class LiveUsers:
                 await self._ask(b"DELETE", self._path(tag, user))
                 raise ApiFailed(text.decode("utf-8", "replace"))
         elif code != 204:
-            await self._change(tag, user, self._nobody)
+            await self._change(tag, user, self.nobody)
             raise ApiFailed(text.decode("utf-8", "replace"))
 
     async def shut_out(self, tag: str, user: str) -> None:
         """Nobody has the credential of this user any more. Connected users stay. Raises `ApiFailed`."""
-        code, text = await self._change(tag, user, self._nobody)
+        code, text = await self._change(tag, user, self.nobody)
         if code not in (204, 404):
             raise ApiFailed(text.decode("utf-8", "replace"))
 
@@ -116,7 +117,7 @@ class LiveUsers:
     async def listed(self, tag: str) -> Mapping[str, str]:
         """The core's own list: passwords by label, without those whom nobody can be. Raises `ApiFailed`."""
         users = json.loads(await self._get(f"{self._places[tag]}/users"))["users"]
-        return {user["username"]: user["uPSK"] for user in users if user["uPSK"] != self._nobody}
+        return {user["username"]: user["uPSK"] for user in users if user["uPSK"] != self.nobody}
 
     def _path(self, tag: str, user: str) -> str:
         return _path(self._places[tag], user)

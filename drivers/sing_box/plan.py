@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 
 from drivers.process import readiness as starting
 from drivers.process.child import CoreProcess
-from drivers.process.executable import Executable
+from drivers.process.executable import Executable, Files
 from drivers.process.planned import Planned
 from drivers.process.ports import free_ports, is_open
+from drivers.process.recovered import ANSWER, recover
 from drivers.process.shared import watch
 from drivers.sing_box import config
 from drivers.sing_box.accounts import unlabelled
@@ -21,6 +22,7 @@ from drivers.sing_box.verdict import STDIN, cause, is_refusal, look
 from drivers.sockets.reuseport import is_of_knock
 from node.contract.accounts import Accounts
 from node.errors import CoreFailed
+from protos.handover_pb2 import SingBoxRun
 
 # Where the core finds the file of live users: a descriptor, so that their keys are in no directory.
 _ROLL = 3
@@ -48,6 +50,24 @@ class SingBoxPlan(Planned[config.Plan]):
         api = Api(self._host.reactor, endpoint, self.made.live, Fronts(self.made.fronts))
         await self._ready(core, api, endpoint, seconds)
         return SingBoxGeneration(self._host, self._sharing, self.made, core, api, endpoint, started, read)
+
+    async def recover(self, left: bytes) -> SingBoxGeneration:
+        found = SingBoxRun.FromString(left)
+        ports = [getattr(found, name) if found.HasField(name) else None for name in ("stats_port", "users_port")]
+        endpoint = config.Endpoint(found.port, found.secret, *ports)
+        users = {tag: dict(found.configured[tag].by_key) for tag in self.made.tags}
+        core = CoreProcess(self._host.reactor, self._host.log.extend, _sifter(endpoint))
+        recover(self._host.reactor, core, found.process)
+        watch(core, self._sharing)
+        api = Api(self._host.reactor, endpoint, self.made.live, Fronts(self.made.fronts))
+        api.go_on(found)
+        files = Files.unpacked(found.files)
+        run = SingBoxGeneration(self._host, self._sharing, self.made, core, api, endpoint, users, files)
+        run.go_on(found)
+        if not await run.answers(ANSWER):
+            raise CoreFailed("the core that was left does not answer")
+        await api.begin()
+        return run
 
     async def _rendered(self, endpoint: config.Endpoint, target: Mapping[str, Accounts], roll: str = "") -> bytes:
         return await starting.built(self._host.reactor, target, config.render, self.made, endpoint, target, roll)

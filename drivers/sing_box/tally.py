@@ -11,6 +11,8 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from node.contract.counters import DIRECTIONS, Scope, counter_name
+from protos.handover_pb2 import Counted
+from protos.handover_pb2 import Tally as Packed
 from protos.sing_box_pb2 import Connection, ConnectionEvents
 
 CLOSED = 2
@@ -44,6 +46,21 @@ class Tally:
     def open_ids(self) -> Set[str]:
         """The connections that are open, as far as is known."""
         return self._open.keys()
+
+    @property
+    def packed(self) -> Packed:
+        """All of it, for the next program of the node."""
+        both = ([_packed(id, known) for id, known in part.items()] for part in (self._open, self._closed))
+        return Packed(
+            counters=self.counters, carried=self.carried, ended=self.ended, open=next(both), closed=next(both)
+        )
+
+    def unpack(self, packed: Packed) -> None:
+        """Go on where an earlier program of the node ended."""
+        self.counters = dict(packed.counters)
+        self.carried, self.ended = packed.carried, packed.ended
+        self._open = {each.id: _unpacked(each) for each in packed.open}
+        self._closed = {each.id: _unpacked(each) for each in packed.closed}
 
     def see(self, id: str, connection: Connection | None, up: int, down: int, closed: bool) -> None:
         """A connection has carried so much by now, or more."""
@@ -85,6 +102,16 @@ class Tally:
                 self.counters[counter] = self.counters.get(counter, 0) + added
         self.carried += up - known.up + down - known.down
         known.up, known.down = up, down
+
+
+def _packed(id: str, known: _Known) -> Counted:
+    scopes = [scope.value for scope, _ in known.names]
+    return Counted(id=id, up=known.up, down=known.down, scopes=scopes, names=[name for _, name in known.names])
+
+
+def _unpacked(counted: Counted) -> _Known:
+    names = zip(map(Scope, counted.scopes), counted.names, strict=True)
+    return _Known(tuple(names), counted.up, counted.down)
 
 
 class Stream:

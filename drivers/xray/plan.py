@@ -11,7 +11,7 @@ from drivers.process.child import CoreProcess
 from drivers.process.executable import Executable, Files
 from drivers.process.known import Allowed
 from drivers.process.planned import Planned
-from drivers.process.recovered import recover
+from drivers.process.recovered import ANSWER, recover
 from drivers.process.shared import watch
 from drivers.xray import config, files, reloading, rules
 from drivers.xray.access import Shown
@@ -28,8 +28,6 @@ from protos.handover_pb2 import XrayRun
 
 # The first version whose api.listen may be a unix socket.
 DIRECT_API = (26, 5, 3)
-# Seconds that one which was left by the node's last program has to answer.
-ANSWER = 3.0
 _FROM_PROTOBUF = ("-format", "protobuf", "-c", "stdin:")
 
 

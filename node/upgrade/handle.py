@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from node.logs import Logger
 from node.upgrade import trampoline
-from node.upgrade.trampoline import FAILED, VARIABLE, WAITING
+from node.upgrade.trampoline import FAILED, PATH, VARIABLE, WAITING
 from protos.handover_pb2 import Handover
 
 # The form of `Handover`: a node that does not know it starts the core anew.
@@ -45,6 +45,9 @@ class Handle:
             return None
         self._descriptor = int(self._environment[VARIABLE])
         self._failed = self._environment.get(FAILED, "")
+        if PATH in self._environment:
+            # What is run next has its modules from where they always are.
+            self._environment["PYTHONPATH"] = self._environment.pop(PATH)
         handover = _read(self._descriptor)
         for descriptor in (self._descriptor, *descriptors(handover)):
             with suppress(OSError):  # it is looked at again where it is used

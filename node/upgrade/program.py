@@ -55,6 +55,10 @@ class Program:
             return "twistd has no --nodaemon and --pidfile= (empty): it would leave the process"
         return cls((_interpreter(words[0]), str(Path(words[1]).absolute()), *words[2:]), kept)
 
+    def keep(self) -> None:
+        """Have the way back, from when this program began; blocking. Raises `OSError`."""
+        keep(self.kept)
+
     async def test(self, run: Try) -> str:
         """Have it say whether it could take over. Returns what it says of itself. Raises `Refused`."""
         tried = await run([*self.argv, CHECK], TEST_SECONDS)
@@ -81,16 +85,23 @@ class Program:
             raise
 
 
-def keep(root: Path, kept: Path) -> None:
-    """Have the node's own modules as they are now there: an upgrade replaces them. Raises `OSError`.
-
-    `root` is the directory that they are imported from.
-    """
-    shutil.rmtree(kept, ignore_errors=True)
+def keep(kept: Path) -> None:
+    """Have the node's own modules as they are now there: an upgrade replaces them. Raises `OSError`."""
+    root = Path(__file__).parents[2]
+    if root == kept:
+        return  # this is the way back, and these are they
+    # Whole or not at all.
+    new, old = kept.with_name(f"{kept.name}.new"), kept.with_name(f"{kept.name}.old")
+    for left in (new, old):
+        shutil.rmtree(left, ignore_errors=True)
     for package in PACKAGES:
-        shutil.copytree(root / package, kept / package)
-    (kept / PLUGIN).parent.mkdir(parents=True)
-    shutil.copy2(root / PLUGIN, kept / PLUGIN)
+        shutil.copytree(root / package, new / package)
+    (new / PLUGIN).parent.mkdir(parents=True)
+    shutil.copy2(root / PLUGIN, new / PLUGIN)
+    if kept.exists():
+        kept.rename(old)
+    new.rename(kept)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _interpreter(word: str) -> str:

@@ -16,8 +16,8 @@ import sys
 import traceback
 from typing import Any
 
-# The descriptor of the memory file; and why the program before runs again.
-VARIABLE, FAILED = "TXNODE_HANDOVER", "TXNODE_HANDOVER_FAILED"
+# The descriptor of the memory file; why the program before runs again, and what it had where its modules are named now.
+VARIABLE, FAILED, PATH = "TXNODE_HANDOVER", "TXNODE_HANDOVER_FAILED", "TXNODE_HANDOVER_PATH"
 # Signals that would end a program that does not handle them yet, or not any more: they wait.
 WAITING = (signal.SIGUSR2, signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
 # Bytes of the first line, and of a reason, at most.
@@ -39,7 +39,8 @@ def back(reason: str) -> None:
     environment = {**os.environ, FAILED: reason[-REASON:]}
     if words["kept"]:
         # Its own modules may be others on disk by now.
-        environment["PYTHONPATH"] = os.pathsep.join([words["kept"], *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment[PATH] = os.environ.get("PYTHONPATH", "")
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [words["kept"], environment[PATH]]))
     os.execve(words["before"][0], words["before"], environment)  # noqa: S606 - this is what the script is for
 
 

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from twisted.internet.defer import ensureDeferred
-from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 
 from node.logs import Logger
+from node.reactor import PooledReactor
 from node.upgrade.program import Program, Refused, Try
 
 # Seconds between two looks at whether what runs can be left, and until the operator is told that it cannot.
@@ -36,7 +37,7 @@ class Upgrades:
 
     def __init__(
         self,
-        reactor: IReactorTime,
+        reactor: PooledReactor,
         node: Node,
         program: Program | str,
         run: Try,
@@ -48,6 +49,15 @@ class Upgrades:
         self._run = run
         self._told = told
         self._going = False
+
+    def begin(self) -> None:
+        """Keep what this program is, for the way back."""
+        if isinstance(self._program, Program):
+            pool = self._reactor.getThreadPool()
+            deferToThreadPool(self._reactor, pool, self._program.keep).addErrback(self._not_kept)
+
+    def _not_kept(self, failure: Failure) -> None:
+        self.log.warn("a version that fails cannot be gone back from: {reason}", reason=failure.getErrorMessage())
 
     def ask(self) -> None:
         """Begin one, if none is under way."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
+from protos.service_pb2 import Inbounds, UsersStat
 from scripts.staging import transfer
-from scripts.staging.controller import RestController, RpcController, traffic
+from scripts.staging.controller import Controller, RestController, RpcController, traffic
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
@@ -22,7 +26,28 @@ from tests.conftest import Place, connection, gets_in, member, run, stays_out, t
 from tests.harness.grounds import Ground
 
 ANNA, BERT, CARL = (TestUser.new(f"{name}@test") for name in ("anna", "bert", "carl"))
-GOES_ON = "goes on with the core"
+ROOT = Path(__file__).parents[2]
+READY, FAILED = "is ready", "the node was not upgraded"
+MIB = 1024 * 1024
+
+
+class Version:
+    """A copy of the node's own modules, which may be changed while it runs: what an upgrade has brought."""
+
+    def __init__(self, directory: Path) -> None:
+        self.root = directory / "version"
+        for package in ("node", "drivers", "protos"):
+            shutil.copytree(ROOT / package, self.root / package)
+        shutil.copytree(ROOT / "twisted", self.root / "twisted")
+
+    def name(self, version: str) -> None:
+        """It is this version from now on."""
+        (self.root / "node" / "__init__.py").write_text(f'__version__ = "{version}"\n')
+
+    def add(self, module: str, code: str) -> None:
+        """At its end this module does something more."""
+        with (self.root / module).open("a") as file:
+            file.write(f"\n{code}\n")
 
 
 class RealNode(NodeProcess):
@@ -32,16 +57,28 @@ class RealNode(NodeProcess):
 
 
 @pytest.fixture
-def real(tmp_path: Path) -> Iterator[NodeProcess]:
-    with RealNode(tmp_path) as node:
+def version(tmp_path: Path) -> Version:
+    version = Version(tmp_path)
+    version.add("node/upgrade/program.py", "PATIENCE = 8.0")
+    return version
+
+
+@pytest.fixture
+def real(tmp_path: Path, version: Version) -> Iterator[NodeProcess]:
+    with RealNode(tmp_path, PYTHONPATH=str(version.root)) as node:
+        until(lambda: (node.state / "program" / "twisted").is_dir(), 10, "the way back is kept")
         yield node
 
 
 @pytest.fixture
 def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
-    if ground.name != "xray":
-        pytest.skip("xray only")
     return Place(all_kinds["vless-raw"], "home", ground=ground)
+
+
+@pytest.fixture
+def controller(real: NodeProcess) -> Iterator[Controller]:
+    with closing(RestController(real)) as controller:
+        yield controller
 
 
 def said(node: NodeProcess, words: str) -> int:
@@ -49,26 +86,133 @@ def said(node: NodeProcess, words: str) -> int:
     return sum(words in line for line in node.lines)
 
 
-def upgrade(node: NodeProcess, times: int = 1) -> None:
-    """Have it become itself, and wait until it has."""
-    pid = node.pid
-    for _ in range(times):
-        before = said(node, "is ready")
-        os.kill(pid, signal.SIGUSR2)
-        until(lambda: said(node, "is ready") > before, 30, "the node is ready again")
+def upgrade(node: NodeProcess, words: str = READY) -> None:
+    """Ask for it, and wait until the node has said these words once more."""
+    pid, before = node.pid, said(node, words)
+    os.kill(pid, signal.SIGUSR2)
+    until(lambda: said(node, words) > before, 40, f"the node says {words!r} again")
     assert node.pid == pid
 
 
-def test_nobody_is_dropped(real: NodeProcess, home: Place, echo: EchoServer) -> None:
+def test_nobody_is_dropped(
+    real: NodeProcess, version: Version, ground: Ground, home: Place, controller: Controller, echo: EchoServer
+) -> None:
     """Connections carry bytes all the while, the core is the same process, its users are as they were."""
-    with closing(RestController(real)) as controller:
-        run(controller, [home], [member(ANNA, home), member(BERT, home)])
-        core = real.newest_core()
-        with connection(home, ANNA, echo) as link, talking(link):
-            upgrade(real, 3)
-            assert real.core_pids() == [core]
-            assert controller.info().state == "running"
-        assert gets_in(home, BERT, echo) and stays_out(home, CARL, echo)
-        controller.sync_user(member(CARL, home), member(BERT))
-        assert gets_in(home, CARL, echo) and stays_out(home, BERT, echo)
+    run(controller, [home], [member(ANNA, home), member(BERT, home)])
+    core = real.newest_core()
+    with connection(home, ANNA, echo) as link, talking(link):
+        for number in range(3):
+            version.name(f"9.0.{number}")
+            upgrade(real, f"txnode 9.0.{number} is ready")
+            until(lambda: controller.info().state == "running", 10, "the backend runs")
         assert real.core_pids() == [core]
+        assert controller.info().version == "9.0.2"
+        assert gets_in(home, BERT, echo) and stays_out(home, CARL, echo)
+        controller.sync_user(member(BERT))
+        assert stays_out(home, BERT, echo)
+        assert real.core_pids() == [core]
+        controller.sync_user(member(CARL, home))
+        assert gets_in(home, CARL, echo)
+
+
+def test_no_byte_is_lost_or_counted_twice(
+    real: NodeProcess, home: Place, controller: Controller, echo: EchoServer
+) -> None:
+    """What users carried before, during and after is told once, of connections that live on and of those that ended."""
+    run(controller, [home], [member(ANNA, home), member(BERT, home)])
+    with connection(home, ANNA, echo) as link:
+        for _ in range(3):
+            transfer.download(link, MIB)
+            with connection(home, BERT, echo) as other:
+                transfer.download(other, MIB)
+            upgrade(real)
+        transfer.download(link, MIB)
+    want = {ANNA.email: 4 * MIB, BERT.email: 3 * MIB}
+
+    def told() -> bool:
+        rows = traffic(controller.stats(UsersStat))
+        return all(0 <= rows[email]["downlink"] - bytes < 10_000 for email, bytes in want.items())
+
+    until(told, 10, "all bytes are told once")
+    assert 0 <= traffic(controller.stats(Inbounds))["home"]["downlink"] - 7 * MIB < 100_000
+
+
+def test_no_line_is_lost_or_told_twice(
+    real: NodeProcess, ground: Ground, home: Place, controller: Controller, echo: EchoServer
+) -> None:
+    """Who reads the log again after it has every line of the core's once, also of connections in between."""
+    run(controller, [home], [member(ANNA, home)])
+    done = threading.Event()
+    made = 0
+
+    def connect() -> None:
+        nonlocal made
+        while not done.is_set():
+            assert gets_in(home, ANNA, echo)
+            made += 1
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    try:
+        for _ in range(3):
+            upgrade(real)
+    finally:
+        done.set()
+        thread.join()
+    with ring(real) as lines:
+        accepted = [line for line in lines if "anna@test" in line]
+        ports = [match[1] for line in accepted if (match := re.search(r"from [\d.]+:(\d+)|:(\d+)$", line))]
+        assert len(accepted) >= made
+        assert ground.name != "xray" or len(ports) == len(set(ports))
+
+
+@contextmanager
+def ring(node: NodeProcess) -> Iterator[list[str]]:
+    """All lines that the node keeps."""
+    with closing(RpcController(node)) as controller:
+        yield controller.tail()
+
+
+# What may be wrong with a version, by where it shows, and what the operator is told of it.
+BROKEN: Mapping[str, tuple[str, str, str]] = {
+    "at import": ("node/settings.py", "raise RuntimeError('no import')", "no import"),
+    "at start": (
+        "node/tap.py",
+        "def _broken(self):\n    raise RuntimeError('no start')\nNodeService.startService = _broken",
+        "no start",
+    ),
+    "ends": (
+        "node/tap.py",
+        "def _broken(self):\n    raise SystemExit('no more')\nNodeService.startService = _broken",
+        "no more",
+    ),
+    "hangs": (
+        "node/tap.py",
+        "def _broken(self):\n    while True: time.sleep(0.1)\nNodeService.startService = _broken",
+        "did not come up",
+    ),
+    "at the hand-over": (
+        "node/api/operations.py",
+        "def _broken(self, left, heirs):\n    async def no(plan):\n        heirs.failed('no hand-over')\n"
+        "    self._heirs = heirs\n    self._runner.inherit(no)\nBackend.inherit = _broken",
+        "no hand-over",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", list(BROKEN))
+def test_a_wrong_version(
+    fault: str, real: NodeProcess, version: Version, home: Place, controller: Controller, echo: EchoServer
+) -> None:
+    """Users notice nothing of one that does not come up: the version before goes on, and says why."""
+    run(controller, [home], [member(ANNA, home)])
+    core, (module, code, words) = real.newest_core(), BROKEN[fault]
+    with connection(home, ANNA, echo) as link, talking(link):
+        version.name("9.9.9")
+        version.add(module, code)
+        upgrade(real, FAILED)
+        until(lambda: controller.info().state == "running", 10, "the backend runs")
+        assert words in next(line for line in real.lines if FAILED in line)
+        assert controller.info().version != "9.9.9"
+        assert real.core_pids() == [core]
+    assert gets_in(home, ANNA, echo) and stays_out(home, BERT, echo)
