@@ -145,9 +145,10 @@ class _Common:
         """An operation by its name, with messages as they are."""
         return self._run(lambda client: client.call(name, reply, *messages))
 
-    def logs(self) -> LogReader:
+    def logs(self, patience: float = 0) -> LogReader:
+        """With `patience` the stream is opened again, for so many seconds, behind what was read."""
         with self._errors():
-            return LogReader(self._client())
+            return LogReader(self._client(), patience)
 
     def tail(self, quiet: float = 0.5) -> list[str]:
         """The log lines until there are none for so many seconds."""
@@ -232,11 +233,12 @@ def target(node: Where, transport: Literal["rest", "grpc"], key: str | None, dia
 class LogReader:
     """Reads a log stream in the background: `lines` grows until `close`, or the end of the `with` block.
 
-    `ended` says that the stream is over; `error` is why, unless it was closed. It is not opened again.
+    `ended` says that the stream is over; `error` is why, unless it was closed. It is opened again for as long as `patience` says.
     """
 
-    def __init__(self, client: AbstractAsyncContextManager[Client]) -> None:
+    def __init__(self, client: AbstractAsyncContextManager[Client], patience: float = 0) -> None:
         self.lines: list[str] = []
+        self._patience = patience
         self.error: Exception | None = None
         self._over = threading.Event()
         self._stream = background.run(lambda: self._open(client))
@@ -264,7 +266,7 @@ class LogReader:
     async def _open(self, owner: AbstractAsyncContextManager[Client]) -> LogStream:
         client = await owner.__aenter__()
         try:
-            stream = await client.logs(patience=0).open()
+            stream = await client.logs(patience=self._patience).open()
         except BaseException:
             await owner.__aexit__(None, None, None)
             raise

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from protos.service_pb2 import Inbounds, UsersStat
 from scripts.staging import transfer
-from scripts.staging.controller import Controller, RestController, RpcController, traffic
+from scripts.staging.controller import Controller, LogReader, RestController, RpcController, traffic
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
@@ -137,40 +136,42 @@ def test_no_byte_is_lost_or_counted_twice(
     assert 0 <= traffic(controller.stats(Inbounds))["home"]["downlink"] - 7 * MIB < 100_000
 
 
+@pytest.mark.parametrize("transport", [RestController, RpcController])
 def test_no_line_is_lost_or_told_twice(
-    real: NodeProcess, ground: Ground, home: Place, controller: Controller, echo: EchoServer
+    transport: type[RestController] | type[RpcController],
+    real: NodeProcess,
+    ground: Ground,
+    home: Place,
+    controller: Controller,
+    echo: EchoServer,
 ) -> None:
-    """Who reads the log again after it has every line of the core's once, also of connections in between."""
-    run(controller, [home], [member(ANNA, home)])
+    """Who follows the log over it has each connection's line once, of those in between, too."""
+    level = {} if ground.name == "xray" else {"log": {"level": "info"}}
+    run(controller, [home], [member(ANNA, home)], **level)
+    words = "accepted" if ground.name == "xray" else "inbound connection from"
+    made: list[bool] = []
     done = threading.Event()
-    made = 0
-
-    def connect() -> None:
-        nonlocal made
-        while not done.is_set():
-            assert gets_in(home, ANNA, echo)
-            made += 1
-
-    thread = threading.Thread(target=connect)
-    thread.start()
-    try:
-        for _ in range(3):
-            upgrade(real)
-    finally:
-        done.set()
-        thread.join()
-    with ring(real) as lines:
-        accepted = [line for line in lines if "anna@test" in line]
-        ports = [match[1] for line in accepted if (match := re.search(r"from [\d.]+:(\d+)|:(\d+)$", line))]
-        assert len(accepted) >= made
-        assert ground.name != "xray" or len(ports) == len(set(ports))
+    with closing(transport(real)) as reading, reading.logs(patience=30) as reader:
+        visitor = threading.Thread(target=lambda: visit(lambda: made.append(gets_in(home, ANNA, echo)), done))
+        visitor.start()
+        try:
+            for _ in range(3):
+                upgrade(real)
+        finally:
+            done.set()
+            visitor.join()
+        assert made and all(made)
+        until(lambda: len(lines_with(reader, words)) >= len(made), 10, "all connections are told of")
+    assert len(lines_with(reader, words)) == len(made) == len(set(lines_with(reader, words)))
 
 
-@contextmanager
-def ring(node: NodeProcess) -> Iterator[list[str]]:
-    """All lines that the node keeps."""
-    with closing(RpcController(node)) as controller:
-        yield controller.tail()
+def visit(come: Callable[[], None], done: threading.Event) -> None:
+    while not done.is_set():
+        come()
+
+
+def lines_with(reader: LogReader, words: str) -> list[str]:
+    return [line for line in reader.lines if words in line]
 
 
 # What may be wrong with a version, by where it shows, and what the operator is told of it.
