@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from drivers.process.orphans import sweep
 from drivers.process.settings import SETTINGS as COMMON
+from drivers.process.spawn import Done, Spawner
 from drivers.sing_box import settings as sing_box
 from drivers.xray import settings as xray
 from node.contract.driver import Driver, Host
@@ -61,6 +62,10 @@ class Drivers(Mapping[int, Driver]):
 
     def __len__(self) -> int:
         return len(REGISTRY)
+
+    async def run(self, command: Sequence[str], environment: Mapping[str, str], seconds: float) -> Done:
+        """Run another program than a core to its end, which is the node's at the latest. Raises `CoreFailed`."""
+        return await Spawner(self._host.reactor, self._host.directory, environment).run(command, seconds=seconds)
 
     def sweep(self, spared: int | None = None) -> list[int]:
         """End the cores that an earlier node left behind, of whatever kind; their process numbers. Blocking, brief.

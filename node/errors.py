@@ -209,8 +209,8 @@ class ShuttingDown(NodeError):
 
     code, http, grpc = "shutting_down", 503, "UNAVAILABLE"
 
-    def __init__(self) -> None:
-        super().__init__("the node is shutting down")
+    def __init__(self, text: str = "the node is shutting down") -> None:
+        super().__init__(text)
 
 
 KINDS: tuple[type[NodeError], ...] = (

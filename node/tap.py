@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +22,6 @@ from twisted.internet.error import CannotListenError
 from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
 
-from drivers.process.spawn import Done, Spawner
 from drivers.registry import DRIVER_SETTINGS, Drivers
 from node import __version__, deployed, log_lines
 from node.aio import Aio
@@ -56,19 +55,16 @@ from node.transport.rest import make_app, make_pages
 from node.transport.rpc import RpcServer
 from node.transport.site import Limits as SiteLimits
 from node.transport.site import Site
-from node.upgrade.handle import FORMAT, Handle, write
 from node.upgrade.program import Program
+from node.upgrade.succession import Succession
 from node.upgrade.upgrade import Upgrades
 from node.watching import FileWatch
-from protos.handover_pb2 import Handover, Run
 
 uncollected.over()
 
 SETTINGS = all_settings(DRIVER_SETTINGS)
 BIND_SECONDS = 10.0
 LOOPBACK = "127.0.0.1"
-# Seconds for the REST requests that are under way when another version of the node takes over.
-FINISH = 1.5
 # On the port for metrics.
 FEW = SiteLimits(max_connections=32, strangers=32, max_body=0)
 # Seconds after which a thread that computes lets the others run. With Python's 5 ms a large set of users that is being
@@ -147,9 +143,6 @@ class NodeService(Service):
     def __init__(self, reactor: Reactor, settings: Settings, twistd: Mapping[str, Any] | None = None) -> None:
         """`twistd`: the options of that, which say where the log goes."""
         self._twistd = twistd or {}
-        self._handle = Handle(environment())
-        # What an earlier version of the node, in this very process, has left.
-        self._taken = Handover()
         self._reactor = reactor
         self._settings = settings
         self._state = StateDirectory(settings.state_dir)
@@ -183,9 +176,22 @@ class NodeService(Service):
         self._monitoring.readiness.changed = self._rpc.tell
         self._site, self._metrics_site = self._sites(calls, authenticator)
         self._entrance = Entrance(self._site.connections, self._site, self._upstream)
-        self._ports: dict[str, Any] = {}
+        self._succession = Succession(
+            *(reactor, environment()),
+            ring=self._ring,
+            journal=self._journal,
+            state=self._state,
+            store=self._store,
+            backend=self._backend,
+            calls=calls,
+            connections=self._site.connections,
+            systemd=self._systemd,
+            sweep=self._drivers.sweep,
+        )
+        self._ports = self._succession.ports
         program = Program.of(sys.orig_argv, self._twistd, settings.state_dir / "program")
-        self._upgrades = Upgrades(reactor, self, program, self._try, self._tell_upgrade)
+        run = partial(self._drivers.run, environment=environment())
+        self._upgrades = Upgrades(reactor, self._succession, program, run)
 
     def check(self) -> int:
         """Whether this version could take over from one that runs: an exit code, after a line that says it."""
@@ -251,8 +257,8 @@ class NodeService(Service):
         sys.setswitchinterval(SWITCH_INTERVAL)
         _raise_descriptor_limit()
         try:
-            self._take()
-            self._state.claim(self._taken.lock or None)
+            self._succession.take()
+            self._state.claim(self._succession.lock)
             self._certificates.load()
             self._keyring.load()
             self._sweep()
@@ -269,10 +275,7 @@ class NodeService(Service):
             raise SystemExit(f"txnode cannot start: {error}") from error
         for part in (self._system, self._watch, self._keys_watch, self._systemd, self._monitoring.lag):
             part.startService()
-        if self._taken.HasField("run"):
-            self._backend.inherit(self._taken.run, self)
-            for port in self._ports.values():
-                port.stopReading()
+        self._succession.inherit()
         self._reactor.callWhenRunning(self._ready)
         self._reactor.callWhenRunning(self._backend.begin, saved)
         # Not before it is known whether a backend is wanted.
@@ -303,9 +306,6 @@ class NodeService(Service):
             ("the asyncio thread", self._aio.stopService),
             ("the lock of the state directory", self._state.release),
         )
-        await self._end(ends)
-
-    async def _end(self, ends: Iterable[tuple[str, Callable[[], object]]]) -> None:
         for part, end in ends:
             try:
                 await maybeDeferred(end)
@@ -322,7 +322,7 @@ class NodeService(Service):
         return gatherResults([maybeDeferred(port.stopListening) for port in self._ports.values()], consumeErrors=True)
 
     def _sweep(self) -> None:
-        for pid in self._drivers.sweep(self._taken.run.pid or None):
+        for pid in self._drivers.sweep(self._succession.core):
             self.log.warn("ended core {pid}, which an earlier node had left behind", pid=pid)
 
     def _listen(self, name: str, port: int | None, protocols: Protocols) -> None:
@@ -331,114 +331,21 @@ class NodeService(Service):
             everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - the documented default
             interface = self._settings.host or everywhere
             context = self._certificates.context_factory(protocols)
-            held = self._held(name, interface, port)
+            held = self._succession.held(name, interface, port)
             self._ports[name] = self._entrance.listen(self._reactor, port, interface, context, held)
 
     def _listen_for_metrics(self) -> None:
         if (port := self._settings.metrics_port) is not None:
             site: Any = self._metrics_site
-            held = self._held("metrics", LOOPBACK, port)
+            held = self._succession.held("metrics", LOOPBACK, port)
             if held is None:
                 self._ports["metrics"] = self._reactor.listenTCP(port, site, interface=LOOPBACK)
             else:
                 self._ports["metrics"] = cast(Any, self._reactor).adoptStreamPort(held, socket.AF_INET, site)
 
-    def _held(self, name: str, interface: str, port: int) -> int | None:
-        """What listens there already, left by an earlier version; one that listens elsewhere is closed."""
-        held = self._taken.ports.get(name)
-        if held is None:
-            return None
-        with socket.socket(fileno=os.dup(held)) as there:
-            where = there.getsockname()[:2]
-        if where == (interface, port):
-            return int(held)
-        os.close(held)
-        return None
-
-    def _take(self) -> None:
-        """Go on from what an earlier version of the node has left in this process."""
-        taken = self._handle.take()
-        if taken is None:
-            return
-        self._taken = taken.handover
-        if taken.handover.HasField("ring"):
-            self._ring.unpack(taken.handover.ring)
-        if taken.failed:
-            self._tell_upgrade(False, taken.failed)
-
-    # An upgrade
-
-    @property
-    def unsteady(self) -> str:
-        """Why what runs cannot be left now."""
-        return self._backend.unsteady
-
-    async def succeed(self, program: Program) -> None:
-        """Leave everything to the next version, and become it."""
-        for port in self._ports.values():
-            port.stopReading()
-        await self._aio.run(self._rpc.stop())
-        await self._site.connections.finish(FINISH)
-        try:
-            await self._backend.leave(partial(self._become, program))
-            # What runs could not be left.
-            await self._backend.close()
-            await self._become(program, None)
-        except OSError as error:
-            self.log.critical("the node ends: the next version cannot be run: {error}", error=str(error))
-            self._reactor.stop()
-
-    def taken(self) -> None:
-        """The core that the last version left is this one's, and controllers are heard."""
-        self._ring.event(f"txnode {__version__} goes on with the core")
-        self._come_up()
-
-    def failed(self, reason: str) -> None:
-        """This version cannot go on with the core: the last one does, or it is started anew."""
-        self._handle.go_back(f"it cannot go on with the core: {reason}")
-        self.log.warn("the core is started anew: {reason}", reason=reason)
-        self._drivers.sweep()
-        self._come_up()
-
-    def _come_up(self) -> None:
-        """There is no way back, and controllers are heard."""
-        self._handle.commit()
-        self._upgrades.begin()
-        for port in self._ports.values():
-            port.startReading()
-
-    async def _become(self, program: Program, run: Run | None) -> None:
-        ends: tuple[tuple[str, Callable[[], object]], ...] = (
-            ("the calls", self._calls.close),
-            ("what the backend has", self._backend.rest),
-            ("the events", self._journal.close),
-            ("the state file", self._store.close),
-        )
-        await self._end(ends)
-        ports = {name: port.fileno() for name, port in self._ports.items()}
-        handover = Handover(
-            format=FORMAT, version=__version__, lock=self._state.lock, ports=ports, ring=self._ring.packed, run=run
-        )
-        self._systemd.reloading()
-        program.become(write(program.words, handover), environment())
-
-    async def _try(self, words: Sequence[str], seconds: float) -> Done:
-        """Run a program of the node's to its end."""
-        spawner = Spawner(self._reactor, self._state.run_dir, environment())
-        return await spawner.run(words, seconds=seconds)
-
-    def _tell_upgrade(self, begins: bool, what: str) -> None:
-        kind = Kind.NODE_UPGRADING if begins else Kind.NODE_UPGRADE_FAILED
-        said = f"the node becomes {what}" if begins else f"the node was not upgraded: {what}"
-        self._ring.event(said)
-        self._journal.tell(kind, said, **({"version": what} if begins else {"reason": what}))
-        (self.log.info if begins else self.log.error)("{said}", said=said)
-
     def _ready(self) -> None:
         signal.signal(signal.SIGUSR2, lambda *_: self._reactor.callFromThread(self._upgrades.ask))
-        self._handle.heed_signals()
-        if not self._taken.HasField("run"):
-            self._come_up()
+        self._succession.ready(self._upgrades.begin)
         signal.signal(signal.SIGHUP, lambda *_: self._reactor.callFromThread(self._reload))
         self._ring.event(f"txnode {__version__} is ready")
         self.log.info(

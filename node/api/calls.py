@@ -17,7 +17,7 @@ from node.api.audit import Audit
 from node.api.auth import Caller, Dialect
 from node.api.methods import Method
 from node.api.readers import GONE, EventReader, LogReader
-from node.errors import Internal, InvalidRequest, NodeError, Unauthenticated, Unsupported
+from node.errors import Internal, InvalidRequest, NodeError, ShuttingDown, Unauthenticated, Unsupported
 from node.events.journal import Journal
 from node.keyfile import Key, Scope
 from node.logs import Logger, LogRing
@@ -192,7 +192,13 @@ class Calls:
         """These keys are none any more: the open streams of whoever has one end."""
         for stream in tuple(self._open):
             if stream.caller.key in gone:
-                stream.dismiss()
+                stream.dismiss(Unauthenticated(GONE))
+
+    def end_readers(self) -> None:
+        """Those who read what goes on are told to come again: the node becomes another version of itself."""
+        for stream in tuple(self._open):
+            if not isinstance(stream, OpenFeed):
+                stream.dismiss(ShuttingDown("the node becomes another version of itself; read on by another call"))
 
     def _require_more(self, method: Method, request: Any, caller: Caller) -> None:
         """A reset takes away what others wait for."""
@@ -225,7 +231,7 @@ class OpenFeed:
 
     def __init__(self, calls: Calls, method: Method, feed: Feed, caller: Caller) -> None:
         self.caller = caller
-        self._dismissed = False
+        self._dismissed: NodeError | None = None
         self._calls = calls
         self._method = method
         self._feed = feed
@@ -242,13 +248,13 @@ class OpenFeed:
             self._require_key()
             return await self._calls._guarded(self._method, self._feed.finish())
 
-    def dismiss(self) -> None:
-        """The caller's key is none any more: with the next message it ends."""
-        self._dismissed = True
+    def dismiss(self, error: NodeError) -> None:
+        """With the next message it ends."""
+        self._dismissed = error
 
     def _require_key(self) -> None:
-        if self._dismissed:
-            raise Unauthenticated(GONE)
+        if self._dismissed is not None:
+            raise self._dismissed
 
 
 def watched(method: Method) -> bool:

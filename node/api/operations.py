@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Protocol
 
 from twisted.internet.defer import ensureDeferred
 from twisted.python.failure import Failure
@@ -22,7 +21,17 @@ from node.backend.questions import Questions
 from node.backend.runner import Runner
 from node.contract.accounts import key_of
 from node.contract.counters import Scope as Counted
-from node.contract.driver import CountsOnline, Driver, Generation, Leaves, MeasuresLatency, Plan, Recovers, Routes
+from node.contract.driver import (
+    CountsOnline,
+    Driver,
+    Generation,
+    Heirs,
+    Leaves,
+    MeasuresLatency,
+    Plan,
+    Recovers,
+    Routes,
+)
 from node.contract.routing import Routing
 from node.errors import Aborted, CoreFailed, InvalidRequest, NodeError, UnknownName, Unsupported, shown
 from node.events.journal import Journal
@@ -77,16 +86,6 @@ class Policy:
     allowance: Allowance = field(default_factory=Allowance)
     grouping: Grouping = field(default_factory=Grouping)
     grace: float = 30.0
-
-
-class Heirs(Protocol):
-    """Is told what becomes of a core that the node's last program has left."""
-
-    def taken(self) -> None:
-        """It is this program's from here on."""
-
-    def failed(self, reason: str) -> None:
-        """It cannot be: it goes back to the last program, or has ended when this returns."""
 
 
 class Backend:

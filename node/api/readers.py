@@ -1,4 +1,4 @@
-"""Readers of what goes on: a cursor each, into the log lines or the events. They end when their key does."""
+"""Readers of what goes on: a cursor each, into the log lines or the events. They end with their key, or the node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 
 from node.api.auth import Caller
-from node.errors import InvalidRequest, Unauthenticated
+from node.errors import InvalidRequest, NodeError
 from node.events.journal import Journal
 from node.events.kinds import Kind, fits
 from node.logs import LogRing
@@ -28,25 +28,25 @@ class Reader:
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
-        self._dismissed = False
+        self._dismissed: NodeError | None = None
         self._waiting: Deferred[Any] | None = None
 
-    def dismiss(self) -> None:
-        """The caller's key is none any more: it ends at once."""
-        self._dismissed = True
+    def dismiss(self, error: NodeError) -> None:
+        """It ends at once, with this error."""
+        self._dismissed = error
         if self._waiting is not None:
             self._waiting.cancel()
 
     async def _while_valid(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Raises `Unauthenticated` if the key is none any more."""
+        """Raises what it was dismissed with."""
         try:
-            if not self._dismissed:
+            if self._dismissed is None:
                 self._waiting = waiting = ensureDeferred(work())
                 return await waiting
         except CancelledError:
-            if not self._dismissed:
+            if self._dismissed is None:
                 raise
-        raise Unauthenticated(GONE)
+        raise self._dismissed
 
 
 class LogReader(Reader):
@@ -64,7 +64,7 @@ class LogReader(Reader):
         return self._ring.has(self._cursor)
 
     async def next(self) -> list[str]:
-        """The next lines, at least one. Cancelling it is fine. Raises `Unauthenticated` if the key is none any more."""
+        """The next lines, at least one. Cancelling it is fine. Raises what it was dismissed with."""
         lines, self._cursor = await self._while_valid(lambda: self._ring.follow(self._cursor))
         return lines
 

@@ -324,6 +324,16 @@ class Recovers(Protocol):
         """
 
 
+class Heirs(Protocol):
+    """Is told what becomes of a core that the last version has left."""
+
+    def taken(self) -> None:
+        """It is this version's from here on."""
+
+    def failed(self, reason: str) -> None:
+        """It cannot be: it goes back to the last version, or has ended when this returns."""
+
+
 class Plan(Protocol):
     """A configuration that the core accepted, without its users: ready to be launched, again and again."""
 

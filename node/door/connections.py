@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
-from typing import Any
+from typing import Any, Protocol
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime, ITCPTransport
 from twisted.internet.task import deferLater
@@ -21,8 +21,8 @@ from node.repeated import Repeated
 # Seconds in which a client that acknowledges nothing, or takes nothing, counts as gone (tcp(7), TCP_USER_TIMEOUT).
 DEAD_AFTER = 30
 
-# Seconds between two looks at which requests are answered.
-LOOK = 0.01
+# Seconds between two looks at which requests are answered, for hands that are being shaken, and for the last bytes.
+LOOK, SHAKE, LAST = 0.01, 0.3, 0.1
 
 _KEEP_ALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -54,6 +54,16 @@ class Limits:
     bodies: int = BUDGET
 
 
+class Relayed(Protocol):
+    """The side of a client whose calls somebody else answers."""
+
+    def hold(self) -> None:
+        """Hear no more of the client."""
+
+    def finish(self, now: bool) -> bool:
+        """End it if all its calls are answered; `now`: those that are not are told so. Whether it ends."""
+
+
 class Connection:
     """One connection. Its one timer is armed for whatever is awaited from the client; none runs while we answer.
 
@@ -75,6 +85,7 @@ class Connection:
         self.secured = False
         self.idle = False
         self.idle_since = 0.0
+        self.relay: Relayed | None = None
         self.over = False
 
     def arm(self, seconds: float, action: Callable[[], None], idle: bool = False) -> None:
@@ -161,12 +172,35 @@ class Connections:
             connection.transport.abortConnection()
 
     async def finish(self, seconds: float) -> None:
-        """Let the requests that are under way be answered, for so many seconds; idle connections end in good order."""
+        """Let what is under way be answered, for so many seconds, and end each connection in good order after it.
+
+        For when somebody else accepts here soon. What clients send meanwhile is not read, so that they know that it was
+        not heard, and say it again.
+        """
+        await self._until(lambda: all(each.secured for each in self), SHAKE)
+        for each in self:
+            if each.relay is not None:
+                each.relay.hold()
+        await deferLater(self.reactor, LOOK)
+        await self._until(lambda: self._finished(False), seconds)
+        self._finished(True)
+        await self._until(lambda: not len(self), LAST)
+
+    def _finished(self, now: bool) -> bool:
+        """End those that have their answers, or `now` all. Whether none is left that waits for one."""
+        waiting = False
+        for each in self:
+            if each.relay is not None:
+                waiting |= not each.relay.finish(now)
+            elif each.idle or now:
+                each.transport.loseConnection()
+            else:
+                waiting = True
+        return not waiting
+
+    async def _until(self, condition: Callable[[], bool], seconds: float) -> None:
         deadline = self.reactor.seconds() + seconds
-        while len(self) and self.reactor.seconds() < deadline:
-            for connection in self:
-                if connection.idle:
-                    connection.transport.loseConnection()
+        while not condition() and self.reactor.seconds() < deadline:
             await deferLater(self.reactor, LOOK)
 
     def sum_up(self) -> None:

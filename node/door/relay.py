@@ -40,6 +40,13 @@ _CROWDED = {
 }
 
 
+# What a call is told that goes on when another program takes over: UNAVAILABLE.
+_SUCCEEDED = {
+    "grpc-status": "14",
+    "grpc-message": "the node becomes another version of itself; call again",
+}
+
+
 class Relay(Protocol):
     """The client's side, from the preface on."""
 
@@ -64,6 +71,7 @@ class Relay(Protocol):
 
     def connectionMade(self) -> None:
         self.connection: Connection = self._connections.enter(self.transport)
+        self.connection.relay = self
         self._write = _writer(self.transport)
         tcp(self.transport).at_once = True
         self._connect()
@@ -88,6 +96,25 @@ class Relay(Protocol):
         if self._manners.last != asked:
             self._server.hurry()
         self._server.transport.write(data)
+
+    def hold(self) -> None:
+        self.transport.pauseProducing()
+
+    def finish(self, now: bool) -> bool:
+        if self._leaving:
+            return True
+        if self._manners.open and not now:
+            return False
+        if self._manners.interruptible:
+            for stream in self._manners.open:
+                self._write(trailers(stream, _SUCCEEDED, stream in self._manners.begun))
+            self._write(goaway(self._manners.last, Code.NO_ERROR))
+        if self._server is not None:
+            self._server.leave()
+        self._leaving = True
+        self.transport.unregisterProducer()
+        self.transport.loseConnection()
+        return True
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.connection.leave()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -36,7 +36,10 @@ class Tried(Protocol):
     def lines(self) -> Sequence[str]: ...
 
 
-Try = Callable[[Sequence[str], float], Awaitable[Tried]]
+class Try(Protocol):
+    """Runs a program to its end."""
+
+    def __call__(self, command: Sequence[str], *, seconds: float) -> Awaitable[Tried]: ...
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Program:
 
     async def test(self, run: Try) -> str:
         """Have it say whether it could take over. Returns what it says of itself. Raises `Refused`."""
-        tried = await run([*self.argv, CHECK], TEST_SECONDS)
+        tried = await run([*self.argv, CHECK], seconds=TEST_SECONDS)
         if tried.code != 0 or not tried.lines:
             said = "\n".join(tried.lines[-5:]) or f"it ended with {tried.code} and said nothing"
             raise Refused(f"the version on disk cannot take over: {said}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from twisted.internet.defer import ensureDeferred
@@ -10,6 +9,7 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 
+from node.errors import NodeError
 from node.logs import Logger
 from node.reactor import PooledReactor
 from node.upgrade.program import Program, Refused, Try
@@ -26,28 +26,23 @@ class Node(Protocol):
     def unsteady(self) -> str:
         """Why that cannot be now; empty if it can."""
 
-    async def succeed(self, program: Program) -> None:
+    async def succeed(self, program: Program, version: str) -> None:
         """Leave everything, and become that program. Does not return."""
+
+    def refuse(self, reason: str) -> None:
+        """Tell that there is no upgrade, and why."""
 
 
 class Upgrades:
-    """Runs one at a time. `program` is what is run again, or why that cannot be; `told` hears what becomes of it."""
+    """Runs one at a time. `program` is what is run again, or why that cannot be; `run` runs one to its end."""
 
     log = Logger()
 
-    def __init__(
-        self,
-        reactor: PooledReactor,
-        node: Node,
-        program: Program | str,
-        run: Try,
-        told: Callable[[bool, str], None],
-    ) -> None:
+    def __init__(self, reactor: PooledReactor, node: Node, program: Program | str, run: Try) -> None:
         self._reactor = reactor
         self._node = node
         self._program = program
         self._run = run
-        self._told = told
         self._going = False
 
     def begin(self) -> None:
@@ -71,10 +66,9 @@ class Upgrades:
                 raise Refused(self._program)
             version = await self._program.test(self._run)
             await self._steady()
-            self._told(True, version)
-            await self._node.succeed(self._program)
-        except Refused as refused:
-            self._told(False, str(refused))
+            await self._node.succeed(self._program, version)
+        except (Refused, NodeError) as refused:
+            self._node.refuse(str(refused))
         finally:
             self._going = False
 

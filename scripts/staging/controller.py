@@ -233,7 +233,8 @@ def target(node: Where, transport: Literal["rest", "grpc"], key: str | None, dia
 class LogReader:
     """Reads a log stream in the background: `lines` grows until `close`, or the end of the `with` block.
 
-    `ended` says that the stream is over; `error` is why, unless it was closed. It is opened again for as long as `patience` says.
+    `ended` says that the stream is over; `error` is why, unless it was closed. It is opened again for as long
+    as `patience` says.
     """
 
     def __init__(self, client: AbstractAsyncContextManager[Client], patience: float = 0) -> None:

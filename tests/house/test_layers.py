@@ -42,6 +42,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "node.door": {"node.http2", "node.logs", "node.repeated", "node.sockets", "node.waiting", "node.watching"},
     "node.transport": {"node.api", "node.door", "node.aio", "node.errors", "node.keyfile", "node.logs", "node.waiting"},
+    "node.upgrade": {"node", "node.contract", "node.errors", "node.events", "node.logs", "node.reactor"},
     "node.client": {"node.api", "node.aio", "node.errors", "node.logs"},
     "node.nodectl": {"node", "node.aio", "node.client", "node.env_file", "node.errors", "node.logs", "node.reactor"}
     | {"node.settings", "node.nodectl.users", "node.secret_file", "node.keys", "node.keyfile", "node.certificate"}
@@ -324,16 +325,18 @@ def test_who_may_import(packages: list[str], allowed: set[str]) -> None:
 
 
 def test_who_spawns() -> None:
-    """Cores are spawned in one place, which knows how not to fork; the leash alone becomes another program."""
+    """Cores are spawned in one place, which knows how not to fork; the leash, and an upgrade, become other programs."""
     assert who_uses(attribute("spawnProcess")) == {"drivers.process.spawn"}
     assert who_uses(attribute("fork", "forkpty", "system", "popen", "posix_spawn", "posix_spawnp", of="os")) == set()
-    assert who_uses(attribute("execv", "execve", "execvp", "execl")) == {"drivers.process.leash"}
+    becoming = {"drivers.process.leash", "node.upgrade.program", "node.upgrade.trampoline"}
+    assert who_uses(attribute("execv", "execve", "execvp", "execl")) == becoming
 
 
 def test_who_reads_the_environment() -> None:
     """The environment is read by the settings, and by programs of their own; the bridge sets gRPC's."""
     readers = who_uses(attribute("environ", "environb", "getenv", of="os"))
-    assert readers - {"drivers.install.install", "node.nodectl.session"} == {"node.settings", "node.aio"}
+    programs = {"drivers.install.install", "node.nodectl.session", "node.upgrade.trampoline"}
+    assert readers - programs == {"node.settings", "node.aio"}
     assert who_imports("os.environ", "os.getenv", "os.environb") == set()
     lines = ast.unparse(modules()["node.aio"]).splitlines()
     assert [line for line in lines if "environ" in line and not line.startswith(("'", '"'))] == [

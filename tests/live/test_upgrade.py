@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from node.errors import NodeError
 from protos.service_pb2 import Inbounds, UsersStat
 from scripts.staging import transfer
-from scripts.staging.controller import Controller, LogReader, RestController, RpcController, traffic
+from scripts.staging.controller import Controller, ControllerError, LogReader, RestController, RpcController, traffic
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
@@ -217,3 +218,37 @@ def test_a_wrong_version(
         assert controller.info().version != "9.9.9"
         assert real.core_pids() == [core]
     assert gets_in(home, ANNA, echo) and stays_out(home, BERT, echo)
+
+
+@pytest.mark.parametrize("transport", [RestController, RpcController])
+@pytest.mark.parametrize("anew", [True, False], ids=["new connections", "one connection"])
+def test_controllers_wait(
+    transport: type[RestController] | type[RpcController], anew: bool, real: NodeProcess, home: Place
+) -> None:
+    """No call is refused, on a connection that there was or on a new one: it waits until there is a node again."""
+    faults: list[str] = []
+    done, calls = threading.Event(), 0
+    with closing(transport(real)) as first:
+        run(first, [home], [member(ANNA, home)])
+
+        def call() -> None:
+            nonlocal calls
+            with closing(transport(real)) as own:
+                try:
+                    state = (own if anew else first).info().state
+                except (ControllerError, NodeError, OSError) as error:
+                    faults.append(f"{type(error).__name__}: {error}")
+                else:
+                    calls += 1
+                    if state != "running":
+                        faults.append(state)
+
+        caller = threading.Thread(target=lambda: visit(call, done))
+        caller.start()
+        try:
+            for _ in range(4):
+                upgrade(real)
+        finally:
+            done.set()
+            caller.join()
+    assert not faults and calls

@@ -159,7 +159,7 @@ class JournalTests(JournalCase):
         """It ends at once, and with its next question."""
         reader = EventReader(self.journal, request(follow=True), CALLER)
         waiting = Deferred.fromCoroutine(reader.next())
-        reader.dismiss()
+        reader.dismiss(Unauthenticated())
         self.failureResultOf(waiting, Unauthenticated)
         self.failureResultOf(Deferred.fromCoroutine(reader.next()), Unauthenticated)
 

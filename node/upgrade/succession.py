@@ -1,0 +1,214 @@
+"""One version of the node in the place of another, in the same process: what it takes over, and what it leaves."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from functools import partial
+from typing import Any, Protocol
+
+from twisted.internet.defer import maybeDeferred
+
+from node import __version__
+from node.contract.driver import Heirs
+from node.events.journal import Journal
+from node.events.kinds import Kind
+from node.logs import Logger, LogRing
+from node.upgrade.handle import FORMAT, Handle, write
+from node.upgrade.program import Program
+from protos.handover_pb2 import Handover, Run
+
+# Seconds for calls that are under way when another version takes over.
+FINISH = 1.0
+
+
+class Backend(Protocol):
+    """What runs: see `node.api.operations`."""
+
+    @property
+    def unsteady(self) -> str: ...
+
+    async def leave(self, go: Callable[[Run], Awaitable[None]]) -> None: ...
+
+    def inherit(self, left: Run, heirs: Heirs) -> None: ...
+
+    def rest(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Calls(Protocol):
+    """What controllers ask."""
+
+    def end_readers(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Connections(Protocol):
+    """What they ask by."""
+
+    async def finish(self, seconds: float) -> None: ...
+
+
+class Store(Protocol):
+    """What outlives the process."""
+
+    async def close(self) -> None: ...
+
+
+class Systemd(Protocol):
+    """Is told of it."""
+
+    def reloading(self) -> None: ...
+
+
+class State(Protocol):
+    """The node's own directory."""
+
+    @property
+    def lock(self) -> int: ...
+
+
+class Succession:
+    """`ports` are those that this version listens on, by their names. `sweep` ends what another one has left."""
+
+    log = Logger()
+
+    def __init__(
+        self,
+        reactor: Any,
+        environment: MutableMapping[str, str],
+        *,
+        ring: LogRing,
+        journal: Journal,
+        state: State,
+        store: Store,
+        backend: Backend,
+        calls: Calls,
+        connections: Connections,
+        systemd: Systemd,
+        sweep: Callable[[], object],
+    ) -> None:
+        self._reactor = reactor
+        self._environment = environment
+        self._handle = Handle(environment)
+        self._ring = ring
+        self._journal = journal
+        self._state = state
+        self._store = store
+        self._backend = backend
+        self._calls = calls
+        self._connections = connections
+        self._systemd = systemd
+        self._sweep = sweep
+        self._left = Handover()
+        self._commit: Callable[[], None] = lambda: None
+        self.ports: dict[str, Any] = {}
+
+    # What this version takes over
+
+    def take(self) -> None:
+        """Look what the last version has left, before anything is opened."""
+        taken = self._handle.take()
+        if taken is None:
+            return
+        self._left = taken.handover
+        if taken.handover.HasField("ring"):
+            self._ring.unpack(taken.handover.ring)
+        if taken.failed:
+            self.refuse(taken.failed)
+
+    @property
+    def lock(self) -> int | None:
+        """The descriptor of the lock of the state directory, if the last version has left it."""
+        return self._left.lock or None
+
+    @property
+    def core(self) -> int | None:
+        """The process number of a core that goes on."""
+        return self._left.run.pid or None
+
+    def held(self, name: str, interface: str, port: int) -> int | None:
+        """The descriptor that listens there already; one that listens elsewhere is closed."""
+        held: int | None = self._left.ports.get(name)
+        if held is None:
+            return None
+        with socket.socket(fileno=os.dup(held)) as there:
+            where = there.getsockname()[:2]
+        if where == (interface, port):
+            return held
+        os.close(held)
+        return None
+
+    def inherit(self) -> None:
+        """Have a core that goes on be what is resumed; controllers wait until it is."""
+        if self.core is not None:
+            self._backend.inherit(self._left.run, self)
+            for port in self.ports.values():
+                port.stopReading()
+
+    def ready(self, commit: Callable[[], None]) -> None:
+        """Everything serves; `commit` is called when there is no way back, at once or when the core was taken over."""
+        self._handle.heed_signals()
+        self._commit = commit
+        if self.core is None:
+            self._come_up()
+
+    def taken(self) -> None:
+        self._ring.event(f"txnode {__version__} goes on with the core")
+        self._come_up()
+
+    def failed(self, reason: str) -> None:
+        self._handle.go_back(f"it cannot go on with the core: {reason}")
+        self.log.warn("the core is started anew: {reason}", reason=reason)
+        self._sweep()
+        self._come_up()
+
+    def _come_up(self) -> None:
+        self._handle.commit()
+        self._commit()
+        for port in self.ports.values():
+            port.startReading()
+
+    # What it leaves
+
+    @property
+    def unsteady(self) -> str:
+        return self._backend.unsteady
+
+    async def succeed(self, program: Program, version: str) -> None:
+        self._tell(Kind.NODE_UPGRADING, f"the node becomes {version}", {"version": version})
+        for port in self.ports.values():
+            port.stopReading()
+        self._calls.end_readers()
+        await self._connections.finish(FINISH)
+        try:
+            await self._backend.leave(partial(self._become, program))
+            # What runs could not be left.
+            await self._backend.close()
+            await self._become(program, None)
+        except OSError as error:
+            self.log.critical("the node ends: the next version cannot be run: {error}", error=str(error))
+            self._reactor.stop()
+
+    def refuse(self, reason: str) -> None:
+        self._tell(Kind.NODE_UPGRADE_FAILED, f"the node was not upgraded: {reason}", {"reason": reason})
+
+    async def _become(self, program: Program, run: Run | None) -> None:
+        for end in (self._calls.close, self._backend.rest, self._journal.close, self._store.close):
+            try:
+                await maybeDeferred(end)
+            except Exception:  # noqa: BLE001 - logged; the next version begins with what is on disk
+                self.log.failure("a part did not end well")
+        ports = {name: port.fileno() for name, port in self.ports.items()}
+        ring = self._ring.packed
+        handover = Handover(format=FORMAT, version=__version__, lock=self._state.lock, ports=ports, ring=ring, run=run)
+        self._systemd.reloading()
+        program.become(write(program.words, handover), self._environment)
+
+    def _tell(self, kind: Kind, said: str, fields: Mapping[str, str]) -> None:
+        self._ring.event(said)
+        self._journal.tell(kind, said, **fields)
+        (self.log.info if kind is Kind.NODE_UPGRADING else self.log.error)("{said}", said=said)
