@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
 from node.contract.counters import Row, Scope
 from node.state.events import Margins, Packed
-from node.state.schema import STAGED, Newer, require_known, upgrade
+from node.state.schema import KEPT, STAGED, STEPS, Newer, require_known, upgrade
 
 _WAL_BYTES = 4 * 1024 * 1024
 # Users that are written by one statement: one at a time they take half as long again.
@@ -198,12 +199,44 @@ class Database:
             self._path.touch(mode=0o600)
             connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
             try:
-                _prepare(connection)
+                _prepare(connection, partial(self._keep, connection))
             except BaseException:
                 connection.close()
                 raise
             self._connection = connection
         return self._connection
+
+    def go_back(self) -> bool:
+        """Where a newer node has upgraded the file, have it as it was before that. Returns whether that was so.
+
+        To be called before anything is read. Raises `OSError`.
+        """
+        kept = self._kept(len(STEPS))
+        if not (self._path.exists() and kept.exists()):
+            return False
+        try:
+            with closing(sqlite3.connect(self._path)) as connection:
+                (version,) = connection.execute("PRAGMA user_version").fetchone()
+        except sqlite3.Error as error:
+            raise OSError(str(error)) from error
+        if version <= len(STEPS):
+            return False
+        for suffix in ("-wal", "-shm"):
+            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+        kept.replace(self._path)
+        return True
+
+    def _kept(self, version: int) -> Path:
+        return self._path.with_name(KEPT.format(self._path.name, version))
+
+    def _keep(self, connection: sqlite3.Connection, version: int) -> None:
+        """For a node that knows these tables and no later ones."""
+        kept = self._kept(version)
+        new = kept.with_name(f"{kept.name}.new")
+        new.unlink(missing_ok=True)
+        new.touch(mode=0o600)
+        connection.execute("VACUUM INTO ?", (str(new),))
+        new.replace(kept)
 
     def _write_backend(self, connection: sqlite3.Connection, changes: Changes) -> None:
         if changes.clean or changes.request is not None:
@@ -257,12 +290,12 @@ def _journal(connection: sqlite3.Connection) -> tuple[Margins | None, tuple[Pack
     return (Margins(*margins), tuple(Packed(*event) for event in events)) if margins else (None, ())
 
 
-def _prepare(connection: sqlite3.Connection) -> None:
+def _prepare(connection: sqlite3.Connection, keep: Callable[[int], None]) -> None:
     require_known(connection)  # before anything is written to it
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
-    upgrade(connection)
+    upgrade(connection, keep=keep)
     # Of a node that was killed meanwhile.
     connection.execute("DROP TABLE IF EXISTS staged")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 # Step N makes tables of version N + 1 of those of version N; version 0 is an empty file. A step that was released is
 # never changed: other tables are another step.
@@ -32,6 +32,9 @@ STEPS = (
     "CREATE TABLE limits (key TEXT PRIMARY KEY, packed BLOB NOT NULL) WITHOUT ROWID;",
 )
 
+# What the file of an earlier node is kept as, by its name and the version of its tables, when those are upgraded.
+KEPT = "{}.v{}"
+
 # Where all users of a backend are written before they are those who are wanted; the table then takes the other's name.
 STAGED = "CREATE TABLE staged (place INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, packed BLOB NOT NULL)"
 
@@ -44,14 +47,23 @@ def require_known(connection: sqlite3.Connection, steps: Sequence[str] = STEPS) 
     """The version of the tables. Raises `Newer` for those of a later node."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > len(steps):
+        kept = KEPT.format("state.db", len(steps))
         raise Newer(
             f"a newer node has written it (its tables have version {version}, this node knows {len(steps)}); "
-            "run that node again, or move the file away"
+            f"run that node again, move the file away, or move {kept} into its place, which this node left to that one"
         )
     return int(version)
 
 
-def upgrade(connection: sqlite3.Connection, steps: Sequence[str] = STEPS) -> None:
-    """Bring the tables up to date, each step whole or not at all. Raises `Newer`."""
-    for number in range(require_known(connection, steps), len(steps)):
+def upgrade(
+    connection: sqlite3.Connection, steps: Sequence[str] = STEPS, keep: Callable[[int], None] = lambda _: None
+) -> None:
+    """Bring the tables up to date, each step whole or not at all. Raises `Newer`.
+
+    `keep` is called before, with the version of tables that an earlier node has made.
+    """
+    version = require_known(connection, steps)
+    if 0 < version < len(steps):
+        keep(version)
+    for number in range(version, len(steps)):
         connection.executescript(f"BEGIN IMMEDIATE; {steps[number]} PRAGMA user_version = {number + 1}; COMMIT;")

@@ -82,6 +82,14 @@ class Store:
         if self._database.peek() is None:
             raise OSError(f"{self._path} cannot be read by this version")
 
+    def go_back(self) -> None:
+        """What a newer version of the node has made of the file is undone; before it is opened. Blocking."""
+        try:
+            if self._database.go_back():
+                self.log.info("the state file is again as it was before the newer version had it")
+        except OSError as error:
+            self.log.error("the state file cannot be made what it was: {error}", error=str(error))
+
     def open(self) -> Saved:
         """What an earlier node left. Blocking, for before the reactor runs; never fails, see `warnings`."""
         self._pool.start()

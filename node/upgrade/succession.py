@@ -55,6 +55,8 @@ class Connections(Protocol):
 class Store(Protocol):
     """What outlives the process."""
 
+    def go_back(self) -> None: ...
+
     async def close(self) -> None: ...
 
 
@@ -104,6 +106,8 @@ class Succession:
         self._systemd = systemd
         self._sweep = sweep
         self._left = Handover()
+        # Why the version that was to follow this one did not.
+        self._failed = ""
         self._commit: Callable[[], None] = lambda: None
         self.ports: dict[str, Any] = {}
 
@@ -117,8 +121,9 @@ class Succession:
         self._left = taken.handover
         if taken.handover.HasField("ring"):
             self._ring.unpack(taken.handover.ring)
+        self._failed = taken.failed
         if taken.failed:
-            self.refuse(taken.failed)
+            self._store.go_back()
 
     @property
     def lock(self) -> int | None:
@@ -153,6 +158,8 @@ class Succession:
         """Everything serves; `commit` is called when there is no way back, at once or when the core was taken over."""
         self._handle.heed_signals()
         self._commit = commit
+        if self._failed:
+            self.refuse(self._failed)
         if self.core is None:
             self._come_up()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import stat
 from collections.abc import Mapping, Sequence
@@ -234,6 +235,37 @@ def test_a_file_of_an_older_node(file: Path) -> None:
         upgrade(connection, (*STEPS, *more))
         assert require_known(connection, (*STEPS, *more)) == len(STEPS) + 2
         assert connection.execute("SELECT key, since FROM users").fetchall() == [("ann", None)]
+
+
+@pytest.mark.parametrize("version", range(1, len(STEPS)))
+def test_the_file_of_each_version(file: Path, version: int) -> None:
+    """It opens in this one, with what is in it, and is kept as it was for the version that wrote it."""
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        upgrade(connection, STEPS[:version])
+        connection.execute("INSERT INTO backend (one, request) VALUES (1, ?)", (b"r",))
+        connection.execute("INSERT INTO users (key, packed) VALUES ('ann', ?)", (b"ann",))
+    saved = reopened(file)
+    assert (saved.request, saved.users) == (b"r", (b"ann",))
+    kept = file.with_name(f"{file.name}.v{version}")
+    with closing(sqlite3.connect(kept)) as connection:
+        assert require_known(connection, STEPS[:version]) == version
+        assert connection.execute("SELECT key FROM users").fetchall() == [("ann",)]
+    assert kept.stat().st_mode & 0o077 == 0
+
+
+def test_back_from_a_newer_version(file: Path) -> None:
+    """A file that a newer version has upgraded is as it was before, and one that it has not is left alone."""
+    written(file, Changes(request=b"r"))
+    assert not Database(file).go_back()
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        kept = file.with_name(f"{file.name}.v{len(STEPS)}")
+        shutil.copy(file, kept)
+        upgrade(connection, (*STEPS, "CREATE TABLE more (x);"))
+        connection.execute("DELETE FROM backend")
+    with pytest.raises(Unwritable, match=kept.name):
+        Database(file).load()
+    assert Database(file).go_back()
+    assert reopened(file).request == b"r" and not kept.exists()
 
 
 def test_a_file_from_before_routing(file: Path) -> None:
