@@ -287,6 +287,7 @@ class NodeService(Service):
 
     async def _stop(self) -> None:
         """End each part, whatever became of those before it."""
+        self._succession.end()
         self._journal.tell(Kind.NODE_STOPPING, "the node is ending")
         ends: tuple[tuple[str, Callable[[], object]], ...] = (
             ("what systemd is told", self._systemd.stopService),

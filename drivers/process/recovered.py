@@ -13,12 +13,16 @@ from typing import Any
 from twisted.internet import process
 
 from drivers.process.child import CoreProcess
+from node.contract.driver import Gone
 from node.errors import CoreFailed
 from node.reactor import Reactor
 from protos.handover_pb2 import Output, Process
 
-# Where /proc/PID/stat has them, behind the name, which may have spaces in it: the parent, and when it began (proc(5)).
-_PARENT, _BEGAN = 1, 19
+# Where /proc/PID/stat has them, behind the name, which may have spaces in it: the state, the parent, and when it began
+# (proc(5)).
+_STATE, _PARENT, _BEGAN = 0, 1, 19
+# States of one that has ended and was not looked after.
+_ENDED = "ZX"
 # Seconds that one has to answer.
 ANSWER = 3.0
 
@@ -27,7 +31,10 @@ def left(core: CoreProcess) -> Process:
     """What the next program needs of this process. Raises `CoreFailed` if it is gone."""
     if core.exit is not None or core.pid is None:
         raise CoreFailed("the core has ended")
-    _, began = _seen(core.pid)
+    try:
+        _, _, began = _seen(core.pid)
+    except OSError as error:
+        raise CoreFailed(f"the core has ended: {error.strerror}") from error
     found = core.leave()
     found.began = began
     return found
@@ -36,9 +43,17 @@ def left(core: CoreProcess) -> Process:
 def recover(reactor: Reactor, core: CoreProcess, found: Process) -> None:
     """Have `core` be the process that was left, unheard until it is told to `stay`.
 
-    Raises `CoreFailed` if that is not there, or another's by now.
+    Raises `Gone` if that has ended, and `CoreFailed` if it is not ours.
     """
-    parent, began = _seen(found.pid)
+    try:
+        state, parent, began = _seen(found.pid)
+    except FileNotFoundError as error:
+        raise Gone(f"process {found.pid} is gone") from error
+    if state in _ENDED:
+        core.go_on(found)
+        _Recovered(reactor, core, found.pid, found.outputs)
+        core.stay()
+        raise Gone(f"process {found.pid} has ended")
     if (parent, began) != (os.getpid(), found.began):
         raise CoreFailed(f"process {found.pid} is not the core that was left")
     core.go_on(found)
@@ -63,11 +78,8 @@ class _Recovered(process.Process):
         process.registerReapProcessHandler(pid, self)
 
 
-def _seen(pid: int) -> tuple[int, int]:
-    """Its parent, and when it began. Raises `CoreFailed` if there is no such process."""
-    try:
-        _, _, fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(") ")
-    except OSError as error:
-        raise CoreFailed(f"process {pid} is gone: {error.strerror}") from error
+def _seen(pid: int) -> tuple[str, int, int]:
+    """Its state, its parent, and when it began. Raises `OSError`."""
+    _, _, fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(") ")
     words = fields.split()
-    return int(words[_PARENT]), int(words[_BEGAN])
+    return words[_STATE], int(words[_PARENT]), int(words[_BEGAN])

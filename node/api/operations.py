@@ -25,6 +25,7 @@ from node.contract.driver import (
     CountsOnline,
     Driver,
     Generation,
+    Gone,
     Heirs,
     Leaves,
     MeasuresLatency,
@@ -224,6 +225,10 @@ class Backend:
                 if not isinstance(plan, Recovers):
                     raise CoreFailed("its driver does not know how")
                 run = await plan.recover(left.core)
+            except Gone as gone:
+                self.log.warn("the core is started anew: {reason}", reason=str(gone))
+                heirs.taken()
+                return None
             except Exception as error:  # noqa: BLE001 - told: the program before goes on with it, or it is started anew
                 heirs.failed(error.text if isinstance(error, NodeError) else repr(error))
                 return None

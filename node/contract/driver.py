@@ -290,6 +290,10 @@ class Shares(Generation, Protocol):
         """How many connections it has, with those that wait for it."""
 
 
+class Gone(Exception):
+    """The run that was left has ended meanwhile. The text says how."""
+
+
 @dataclass(frozen=True)
 class Left:
     """A run that the node's next program goes on with: its process number, and what its driver has to know of it.
@@ -318,7 +322,7 @@ class Recovers(Protocol):
     """A plan of a core that leaves its runs: see `Leaves`."""
 
     async def recover(self, left: bytes) -> Leaves:
-        """The run that an earlier program left, of this very configuration. Raises `errors.CoreFailed`.
+        """The run that an earlier program left, of this very configuration. Raises `Gone` and `errors.CoreFailed`.
 
         What it says is not heard until it is told to `stay`: until then it can go back to that program.
         """

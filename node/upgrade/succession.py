@@ -109,6 +109,7 @@ class Succession:
         # Why the version that was to follow this one did not.
         self._failed = ""
         self._commit: Callable[[], None] = lambda: None
+        self._ending = False
         self.ports: dict[str, Any] = {}
 
     # What this version takes over
@@ -173,8 +174,15 @@ class Succession:
         self._sweep()
         self._come_up()
 
+    def end(self) -> None:
+        """The node ends: there is no way back from here on either."""
+        self._ending = True
+        self._handle.commit()
+
     def _come_up(self) -> None:
         self._handle.commit()
+        if self._ending:
+            return
         self._commit()
         for port in self.ports.values():
             port.startReading()

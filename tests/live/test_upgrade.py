@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from node.errors import NodeError
-from protos.service_pb2 import Inbounds, UsersStat
+from protos.service_pb2 import Inbounds, Limits, Quota, UsersStat
 from scripts.staging import transfer
 from scripts.staging.controller import Controller, ControllerError, LogReader, RestController, RpcController, traffic
 from scripts.staging.echo import EchoServer
@@ -252,3 +252,59 @@ def test_controllers_wait(
             done.set()
             caller.join()
     assert not faults and calls
+
+
+def test_a_core_that_dies_in_between(
+    real: NodeProcess, version: Version, home: Place, controller: Controller, echo: EchoServer
+) -> None:
+    """It is started anew by the next version, at once."""
+    run(controller, [home], [member(ANNA, home)])
+    core = real.newest_core()
+    version.add("node/upgrade/trampoline.py", f"if __name__ == '__main__':\n    os.kill({core}, 9)")
+    version.add("node/upgrade/handle.py", f"import contextlib\nwith contextlib.suppress(OSError): os.kill({core}, 9)")
+    version.name("9.0.0")
+    upgrade(real, "txnode 9.0.0 is ready")
+    until(lambda: gets_in(home, ANNA, echo), 20, "Anna gets in")
+    assert controller.info().state == "running"
+    assert real.newest_core() != core and said(real, FAILED) == 0
+
+
+def test_a_signal_in_between(real: NodeProcess, version: Version, home: Place, controller: Controller) -> None:
+    """It waits until there is somebody to hear it: the node ends in order, and the core with it."""
+    run(controller, [home], [member(ANNA, home)])
+    version.add("node/upgrade/succession.py", "import time\ntime.sleep(1.5)")
+    pid = real.pid
+    os.kill(pid, signal.SIGUSR2)
+    until(lambda: said(real, "starting up") > 1, 20, "the next version begins")
+    os.kill(pid, signal.SIGTERM)
+    assert real._running.wait() in (0, -signal.SIGTERM)
+    until(lambda: not real.core_pids(), 10, "no core is left")
+
+
+@pytest.mark.parametrize("state", ["nothing", "stopped"])
+def test_without_a_core(state: str, real: NodeProcess, home: Place, controller: Controller, echo: EchoServer) -> None:
+    """There is nothing to go on with; the next version does what it is told, and remembers what was stopped."""
+    if state != "nothing":
+        run(controller, [home], [member(ANNA, home)])
+        controller.stop()
+    upgrade(real)
+    upgrade(real)
+    assert controller.info().state == "stopped"
+    run(controller, [home], [member(ANNA, home)])
+    assert gets_in(home, ANNA, echo)
+
+
+def test_limits_go_on(real: NodeProcess, home: Place, controller: Controller, echo: EchoServer) -> None:
+    """What a user has used of their quota is known to the next version: who is over is out, and stays out."""
+    run(controller, [home], [member(ANNA, home), member(BERT, home)])
+    controller.set_limits({ANNA.email: Limits(bytes=Quota(bytes=3 * MIB))})
+    with connection(home, BERT, echo) as link, talking(link):
+        with connection(home, ANNA, echo) as carrying:
+            transfer.download(carrying, 2 * MIB)
+            upgrade(real)
+            transfer.download(carrying, MIB)
+        until(lambda: stays_out(home, ANNA, echo), 20, "Anna is over her quota")
+        upgrade(real)
+        assert stays_out(home, ANNA, echo)
+        controller.set_limits({ANNA.email: None})
+        until(lambda: gets_in(home, ANNA, echo), 10, "Anna is in again")
