@@ -65,7 +65,7 @@ def environment(service: dict[str, list[str]]) -> dict[str, str]:
         ("CapabilityBoundingSet", "CAP_NET_BIND_SERVICE"),
         ("EnvironmentFile", "-/etc/txnode/node.env"),
         ("ExecStart", "/opt/txnode/.venv/bin/twistd --nodaemon --pidfile= node"),
-        ("ExecReload", "/bin/sh -c 'kill -HUP ${MAINPID}'"),
+        ("ExecReload", "/bin/sh -c 'kill -USR2 ${MAINPID}'"),
     ],
 )
 def test_a_directive_says_this_and_only_this(service: dict[str, list[str]], name: str, value: str) -> None:
