@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -21,33 +20,14 @@ from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
 from scripts.staging.process import Child
 from scripts.staging.users import TestUser
+from scripts.staging.version import Version
 from scripts.staging.wait import until
 from tests.conftest import Place, connection, gets_in, member, run, stays_out, talking
 from tests.harness.grounds import Ground
 
 ANNA, BERT, CARL = (TestUser.new(f"{name}@test") for name in ("anna", "bert", "carl"))
-ROOT = Path(__file__).parents[2]
 READY, FAILED = "is ready", "the node was not upgraded"
 MIB = 1024 * 1024
-
-
-class Version:
-    """A copy of the node's own modules, which may be changed while it runs: what an upgrade has brought."""
-
-    def __init__(self, directory: Path) -> None:
-        self.root = directory / "version"
-        for package in ("node", "drivers", "protos"):
-            shutil.copytree(ROOT / package, self.root / package)
-        shutil.copytree(ROOT / "twisted", self.root / "twisted")
-
-    def name(self, version: str) -> None:
-        """It is this version from now on."""
-        (self.root / "node" / "__init__.py").write_text(f'__version__ = "{version}"\n')
-
-    def add(self, module: str, code: str) -> None:
-        """At its end this module does something more."""
-        with (self.root / module).open("a") as file:
-            file.write(f"\n{code}\n")
 
 
 class RealNode(NodeProcess):

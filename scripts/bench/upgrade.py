@@ -1,0 +1,158 @@
+"""What it costs to upgrade the node in place while users are at work, and controllers call.
+
+`python -m scripts.bench.upgrade [UPGRADES]` prints a row for each core: over all upgrades (else ten), each to another
+version number, how many of the live connections were dropped, how many new ones were made and how many of them failed,
+what the slowest took, how many calls were made on each interface, on one connection and on new ones, how many failed,
+and the longest: that is the gap. `took` is the median from the signal until the new version is ready, `gap` that of the
+longest call on an interface in each upgrade. `node MiB` is the proportional set size of the node before the first
+upgrade, at the worst moment (with the version that is tried beside it), and after the last.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from node.errors import NodeError
+from protos.service_pb2 import Backend
+from scripts.bench.overlap import TAG, on_sing_box, on_xray, proportional, working
+from scripts.bench.stage import LIVE, Crowd, Stage, machine, stage
+from scripts.staging.controller import ControllerError, RestController, RpcController
+from scripts.staging.ports import free_port
+from scripts.staging.version import Version
+from scripts.staging.wait import until
+
+UPGRADES = 10
+USERS = 1000
+# Seconds of work around each upgrade, between two calls, and between two looks at the memory.
+AROUND, PAUSE, LOOK = 1.0, 0.01, 0.02
+
+
+class Caller:
+    """Calls again and again, on one connection or on new ones. `took`: when each call began, and its seconds."""
+
+    def __init__(self, on: Stage, kind: type[RestController] | type[RpcController], anew: bool) -> None:
+        self.took: list[tuple[float, float]] = []
+        self.failed: list[str] = []
+        self._make = lambda: kind(on.node)
+        self._anew = anew
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def longest(self, since: float) -> float:
+        return max((took for begun, took in self.took if begun + took >= since), default=0.0)
+
+    def _run(self) -> None:
+        with closing(self._make()) as one:
+            while not self._over.wait(PAUSE):
+                if not self._anew:
+                    self._call(one)
+                    continue
+                with closing(self._make()) as other:
+                    self._call(other)
+
+    def _call(self, controller: RestController | RpcController) -> None:
+        begun = time.monotonic()
+        try:
+            controller.info()
+        except (ControllerError, NodeError, OSError) as error:
+            self.failed.append(str(error))
+        self.took.append((begun, time.monotonic() - begun))
+
+
+@contextmanager
+def watching(on: Stage) -> Iterator[list[float]]:
+    """MiB of the node and of what it tries beside it, look by look."""
+    looks, over = [memory(on)], threading.Event()
+
+    def look() -> None:
+        while not over.wait(LOOK):
+            looks.append(memory(on))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield looks
+    finally:
+        over.set()
+        thread.join()
+
+
+def memory(on: Stage) -> float:
+    with suppress(psutil.NoSuchProcess):
+        node = psutil.Process(on.node.pid)
+        tried = [child for child in node.children() if child.name().startswith(("python", "twistd"))]
+        return sum(map(proportional, [node, *tried]))
+    return 0.0
+
+
+def main(upgrades: int) -> None:
+    print(machine())
+    print(f"{LIVE} live connections, {USERS:,} users, {upgrades} upgrades of each core's node")
+    for name, request in {"Xray": on_xray, "sing-box": on_sing_box}.items():
+        with tempfile.TemporaryDirectory() as directory:
+            version = Version(Path(directory))
+            with stage(PYTHONPATH=str(version.root)) as on:
+                measure(name, on, version, request, upgrades)
+    print(machine())
+
+
+def measure(
+    name: str, on: Stage, version: Version, request: Callable[[int, Crowd, int], Backend], upgrades: int
+) -> None:
+    crowd, port = Crowd(USERS, [TAG]), free_port()
+    on.controller.start(request(port, crowd, 0))
+    ways = [(kind, anew) for kind in (RestController, RpcController) for anew in (False, True)]
+    with ExitStack() as stack:
+        workers = stack.enter_context(working(on, crowd, port))
+        looks = stack.enter_context(watching(on))
+        callers = [stack.enter_context(closing(Caller(on, *way))) for way in ways]
+        time.sleep(AROUND)
+        first, took, gaps = looks[-1], [], [list[float]() for _ in callers]
+        for number in range(upgrades):
+            begun = time.monotonic()
+            upgrade(on, version, f"9.0.{number}")
+            took.append(time.monotonic() - begun)
+            time.sleep(AROUND)
+            for caller, found in zip(callers, gaps, strict=True):
+                found.append(caller.longest(begun))
+        for worker in workers:
+            worker.rest()
+    opened = [each for worker in workers for each in worker.opened]
+    print(f"\n{name}: dropped {sum(len(worker.dropped) for worker in workers)} of {LIVE} live connections;", end=" ")
+    print(f"{len(opened):,} new, failed {sum(len(worker.failed) for worker in workers)},", end=" ")
+    print(f"slowest {1000 * max(each.took for each in opened):.0f} ms; ready after {statistics.median(took):.2f} s;")
+    print(f"node MiB {first:.0f} before, {max(looks):.0f} at most, {looks[-1]:.0f} after")
+    for (kind, anew), caller, found in zip(ways, callers, gaps, strict=True):
+        way = f"{kind.__name__.removesuffix('Controller'):>4}, {'new connections' if anew else 'one connection'}"
+        calls = f"{len(caller.took):,} calls, {len(caller.failed)} failed"
+        print(f"{way:>22}: {calls}; gap {statistics.median(found):.2f} s, longest {max(found):.2f} s")
+        for fault in sorted(set(caller.failed))[:3]:
+            print(f"{'':>24}{fault[:160]}")
+
+
+def upgrade(on: Stage, version: Version, name: str) -> None:
+    version.name(name)
+    words = f"txnode {name} is ready"
+    os.kill(on.node.pid, signal.SIGUSR2)
+    until(lambda: any(words in line for line in on.node.lines), 60, words)
+    until(lambda: not on.controller.info().state.startswith("start"), 30, "the backend runs")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else UPGRADES)
