@@ -23,7 +23,7 @@ _SECONDS = 10.0
 
 
 def connect(port: int, identity: str, target: EchoServer, source: str = "127.0.0.2", own: int = 0) -> socket.socket:
-    """A connection to the target through the inbound, on which a byte has come back. It is from `own`, if that is a port."""
+    """A connection to the target through the inbound, on which a byte has come back. `own`: the port that it has."""
     link = socket.socket()
     try:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 import socket
 import struct
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
 from drivers.sockets.connections import endpoint
-from drivers.sockets.sock_diag import connected, connections
+from drivers.sockets.sock_diag import connected, connections, flows
 from scripts.staging.ports import free_port
 
 # include/uapi/asm-generic/socket.h
@@ -73,6 +73,20 @@ def test_thousands_of_ranges() -> None:
     with serve("127.0.0.1") as server, socket.create_connection(("127.0.0.1", port_of(server))) as link:
         odd = [range(port, port + 1) for port in range(1, 65536, 2)]
         assert endpoint("127.0.0.1", link.getsockname()[1]) in connected(odd)
+
+
+def test_what_its_process_has_closed() -> None:
+    """A connection that has ended, but for what the peer does not take, is nobody's flow; it is connected still."""
+    with serve("127.0.0.1") as server, socket.create_connection(("127.0.0.1", port_of(server))) as link:
+        ports, peers = [range(port_of(server), port_of(server) + 1)], {endpoint(*link.getsockname())}
+        accepted, _ = server.accept()
+        accepted.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                accepted.send(bytes(2**20))
+        assert [flow.peer for flow in flows(ports, peers)] == [*peers]
+        accepted.close()
+        assert flows(ports, peers) == [] and connected(ports) == peers
 
 
 def test_no_ports() -> None:
