@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import socket
 import struct
 from contextlib import ExitStack, suppress
@@ -11,7 +10,7 @@ import pytest
 
 from drivers.sockets.connections import endpoint
 from drivers.sockets.sock_diag import connected, connections, flows
-from scripts.staging.ports import free_port
+from scripts.staging.ports import free_port, own_address
 
 # include/uapi/asm-generic/socket.h
 SO_COOKIE = 57
@@ -36,7 +35,7 @@ def test_every_peer_of_a_port_and_nobody_else(listening: str, reached: str) -> N
 def test_each_socket_has_its_number() -> None:
     """A connection is told from another one of the same two ports, and is the same each time that it is asked for."""
     with serve("127.0.0.1") as server:
-        port, numbers, where = port_of(server), [], address_of_our_own()
+        port, numbers, where = port_of(server), [], (own_address(), free_port())
         for _ in range(2):
             link = socket.create_connection(("127.0.0.1", port), source_address=where)
             accepted, where = server.accept()
@@ -99,11 +98,6 @@ def test_a_port_that_nobody_is_connected_to() -> None:
     """A port that only listens has no peers."""
     with serve("127.0.0.1") as server:
         assert connected([range(port_of(server), port_of(server) + 1)]) == set()
-
-
-def address_of_our_own() -> tuple[str, int]:
-    """An address and a port that nobody else of this machine takes meanwhile."""
-    return ".".join(["127", *(str(random.randrange(1, 255)) for _ in range(3))]), free_port()
 
 
 def serve(address: str) -> socket.socket:
