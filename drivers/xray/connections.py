@@ -264,8 +264,12 @@ class Connections:
         self._call("late", GATHER, self._end_late)
 
     def _welcome(self, pair: Pair, where: Endpoint) -> None:
-        if where not in self._late:
+        if where in self._late:
+            return
+        try:
             self.arrived(pair[1], where[:-2])
+        except Exception:  # noqa: BLE001 - logged; the core's lines are read for more, and it dies where nobody does
+            self.log.failure("what is done about a new connection failed")
 
     async def _end_late(self) -> None:
         late, self._late = self._late, {}
@@ -303,6 +307,8 @@ class Connections:
         finally:
             self._looking = False
         for tag, there in live.items():
+            for where, key in self._endpoints[tag].renewed(there).items():
+                self._welcome((tag, key), where)
             for where, key in self._endpoints[tag].settle(there).items():
                 self._mind((tag, key), where)
                 self._welcome((tag, key), where)
