@@ -26,7 +26,8 @@ class Paced:
     """The sockets of one run of a core.
 
     `doors`: the ports by which users of each managed inbound come in, those without any by UDP alone; `shared`: those
-    of them where a connection may be of several users. `inodes` finds the sockets of connections.
+    of them where a connection may be of several users, or of others than the inbound's. `inodes` finds the sockets of
+    connections.
     """
 
     log = Logger()

@@ -340,7 +340,8 @@ class Connections:
         """These users are online where a connection comes from that is nobody's: it is of one who is out, or theirs."""
         if any((tag, key) in self._put_out and not self._is_in((tag, key)) for key in keys):
             self._end_soon(tag, where)
-        elif len(keys) == 1:
+        elif len(keys) == 1 and not self._doors[tag].leads_on:
+            # Where others are led on, it may be one of theirs: they share an address, too.
             (key,) = keys
             if self._is_in((tag, key)) and self._endpoints[tag].presume(where, key):
                 self._welcome((tag, key), where)

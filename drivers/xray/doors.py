@@ -6,7 +6,7 @@ Type names and numbers: `app/proxyman/config.proto`, `transport/internet/**/conf
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from drivers.sockets.connections import Ports
 from drivers.xray.accounts import Inbound
@@ -33,12 +33,13 @@ class Door:
     """Where users of one inbound come in by TCP.
 
     `shared`: lines with one endpoint may be of several users' connections. `datagrams`: lines with a UDP target are of
-    users who came by UDP.
+    users who came by UDP. `leads_on`: others come by the same ports, too, whom it leads to another inbound or a server.
     """
 
     ports: Ports
     shared: bool = False
     datagrams: bool = False
+    leads_on: bool = False
 
 
 def doors(handlers: Iterable[InboundHandlerConfig], inbounds: Mapping[str, Inbound]) -> dict[str, Door]:
@@ -50,8 +51,10 @@ def doors(handlers: Iterable[InboundHandlerConfig], inbounds: Mapping[str, Inbou
         receiver = _receiver(handler)
         if handler.tag in inbounds and not is_over_udp(handler):
             # With the PROXY protocol lines carry whom the sender names: one of our own, if it falls back on this one.
-            ports = front if _told_by_proxy(receiver.stream_settings) else _ports(receiver)
-            found[handler.tag] = _door(inbounds[handler.tag].protocol, receiver.stream_settings.protocol_name, ports)
+            told = _told_by_proxy(receiver.stream_settings)
+            door = _door(inbounds[handler.tag].protocol, receiver.stream_settings.protocol_name)
+            ports, leads_on = front if told else _ports(receiver), told or _falls_back(handler)
+            found[handler.tag] = replace(door, ports=ports, leads_on=leads_on)
     return found
 
 
@@ -94,10 +97,10 @@ def _host(receiver: ReceiverConfig) -> bytes:
     return receiver.listen.domain.encode() or (receiver.listen.ip if any(receiver.listen.ip) else b"")
 
 
-def _door(protocol: str, transport: str, ports: Ports) -> Door:
+def _door(protocol: str, transport: str) -> Door:
     # Lines of Shadowsocks-2022 do not say by which network a user came.
     shared = transport not in _ONE_TO_ONE or protocol == "shadowsocks_2022"
-    return Door(ports, shared, protocol == "shadowsocks")
+    return Door((), shared, protocol == "shadowsocks")
 
 
 def _receiver(handler: InboundHandlerConfig) -> ReceiverConfig:

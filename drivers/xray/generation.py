@@ -82,7 +82,7 @@ class XrayGeneration(SharedRun[Api], PacedRun):
         self._paced = Paced(
             *(host.reactor, connections.descriptors),
             doors={tag: door.ports for tag, door in plan.doors.items()},
-            shared={tag for tag, door in plan.doors.items() if door.shared},
+            shared={tag for tag, door in plan.doors.items() if door.shared or door.leads_on},
             inodes=connections.inodes,
         )
         process.when_exited().addCallback(lambda _: connections.stop())

@@ -26,7 +26,7 @@ from node.limits.pacer import Pacer
 from node.logs import LogRing
 from scripts.staging import plain_vless
 from scripts.staging.backend import user
-from scripts.staging.core import find_xray, server_config
+from scripts.staging.core import Json, find_xray, server_config
 from scripts.staging.inbounds import Kind
 from scripts.staging.plain_vless import Download
 from scripts.staging.ports import free_port
@@ -190,15 +190,43 @@ class SpeedTests(SingBoxRun):
 
 class XraySpeedTests(SpeedTests):
     async def begun(self, port: int) -> Generation:
+        return await self.launched_xray([KIND.inbound(port, "in")], dict.fromkeys((ANNA, BERT), "in"))
+
+    async def launched_xray(self, inbounds: Sequence[Json], places: Mapping[TestUser, str]) -> Generation:
+        """A core with these users, each by one inbound."""
         settings = {"XRAY_EXECUTABLE_PATH": str(find_xray()), "CORE_PATHS": str(self.directory)}
         host = Host(reactor, LogRing(reactor, 1000), self.directory, settings)
-        plan = await Xray(host).prepare(json.dumps(server_config([KIND.inbound(port, "in")])), frozenset())
-        users = [user(person, {"in": KIND}) for person in (ANNA, BERT)]
+        plan = await Xray(host).prepare(json.dumps(server_config(inbounds)), frozenset())
+        users = [user(person, {tag: KIND}) for person, tag in places.items()]
         roster, refused = Roster.of(users, plan.tags, plan.account)
         assert not refused
         run = await plan.launch(roster.target, 8)
         self.addCleanup(lambda: Deferred.fromCoroutine(run.stop()))
         return run
+
+    async def test_who_is_led_on_to_another_inbound_has_not_the_speed_of_those_who_are_not(self) -> None:
+        self.port, inner = free_port(), free_port()
+        front = KIND.inbound(self.port, "front")
+        front["settings"]["fallbacks"] = [{"dest": inner}]
+        run = await self.launched_xray([front, KIND.inbound(inner, "in")], {ANNA: "front", BERT: "in"})
+        assert isinstance(run, Paces)
+        self.limits[ANNA.email] = SLOW
+        run.arrived = self.pacer.arrived
+        tell, told = run.pace_new, {}
+
+        async def pace_new(rates: Mapping[str, int | None]) -> None:
+            await tell(rates)
+            told.update(rates)
+
+        self.patch(run, "pace_new", pace_new)
+        self.generations.adopt(run)
+
+        async def settled() -> bool:
+            return told == {"front": SLOW.down // 8}
+
+        await self.until(settled)
+        his = await self.downloads(BERT)
+        await self.until_speed(his, lambda speed: speed > 20 * MBYTE)
 
     async def test_a_listener_that_is_swapped_carries_it_again(self) -> None:
         await self.all_limited()

@@ -149,6 +149,19 @@ class ConnectionsTests(TestCase):
         await deferLater(reactor, connections.GATHER * 3)
         self.assertTrue(ended(link))
 
+    async def _led_on(self) -> None:
+        """Of a connection that the inbound has led to another one no line tells, and its user may be anybody there."""
+        self.connections = self.make(Door(self.ports, leads_on=True))
+        self.connections.arrived = lambda *_: None
+        self.connect()
+        self.there = {socket.inet_aton(self.here): {"bert"}}
+        for _ in range(2):
+            await self.connections._look_around()
+        self.assertEqual(await self.where("bert"), set())
+
+    def test_who_is_led_on_is_not_taken_for_another(self) -> Deferred[None]:
+        return ensureDeferred(self._led_on())
+
     def test_a_late_line_has_the_say(self) -> Deferred[None]:
         return ensureDeferred(self._late_line(out_first=False))
 

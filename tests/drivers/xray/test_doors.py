@@ -50,6 +50,18 @@ def test_transports(transport: str, shared: bool) -> None:
     assert found.shared is shared
 
 
+def test_who_leads_on() -> None:
+    """By the ports of an inbound with fallbacks others come, too, and so do the users of one that others lead to."""
+    proxied = StreamConfig()
+    proxied.socket_settings.accept_proxy_protocol = True
+    tags = ("in", "front", "behind")
+    handlers = [handler("in", (80, 80)), handler("front", (443, 443), fallbacks=1)]
+    found = doors(
+        [*handlers, handler("behind", (81, 81), stream=proxied)], {tag: Inbound(tag, "trojan") for tag in tags}
+    )
+    assert {tag: found[tag].leads_on for tag in tags} == {"in": False, "front": True, "behind": True}
+
+
 @pytest.mark.parametrize("transport", ["mkcp", "hysteria"])
 def test_udp(transport: str) -> None:
     """Who comes by UDP has no connection that could be ended."""
