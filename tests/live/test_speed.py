@@ -212,7 +212,8 @@ class XraySpeedTests(SpeedTests):
         assert isinstance(run, Paces)
         self.limits[ANNA.email] = SLOW
         run.arrived = self.pacer.arrived
-        tell, told = run.pace_new, {}
+        told: dict[str, int | None] = {}
+        tell = run.pace_new
 
         async def pace_new(rates: Mapping[str, int | None]) -> None:
             await tell(rates)
