@@ -27,6 +27,9 @@ _UPGRADE_SETTINGS = (
 )
 _FALLBACKS = ("xray.proxy.vless.inbound.Config", "xray.proxy.trojan.ServerConfig")
 
+_BY_UDP = "its users come by UDP, and Xray does not tell their connections apart"
+_BY_OTHERS = "its users come by another server, and by which of its connections each does is not known"
+
 
 @dataclass(frozen=True)
 class Door:
@@ -34,6 +37,7 @@ class Door:
 
     `shared`: lines with one endpoint may be of several users' connections. `datagrams`: lines with a UDP target are of
     users who came by UDP. `leads_on`: others come by the same ports, too, whom it leads to another inbound or a server.
+    Without ports users come by somebody else's server.
     """
 
     ports: Ports
@@ -53,9 +57,15 @@ def doors(handlers: Iterable[InboundHandlerConfig], inbounds: Mapping[str, Inbou
             # With the PROXY protocol lines carry whom the sender names: one of our own, if it falls back on this one.
             told = _told_by_proxy(receiver.stream_settings)
             door = _door(inbounds[handler.tag].protocol, receiver.stream_settings.protocol_name)
-            ports, leads_on = front if told else _ports(receiver), told or _falls_back(handler)
+            ports, leads_on = front if told else _own_ports(receiver), told or _falls_back(handler)
             found[handler.tag] = replace(door, ports=ports, leads_on=leads_on)
     return found
+
+
+def unseen(inbounds: Mapping[str, Inbound], doors: Mapping[str, Door]) -> dict[str, str]:
+    """The managed inbounds of whose users' connections nobody knows whose they are, and why."""
+    reasons = {tag: _BY_UDP if tag not in doors else _BY_OTHERS for tag in inbounds}
+    return {tag: why for tag, why in reasons.items() if tag not in doors or not doors[tag].ports}
 
 
 def entrances(handlers: Iterable[InboundHandlerConfig]) -> tuple[range, ...]:
@@ -84,8 +94,8 @@ def listens(handlers: Iterable[InboundHandlerConfig]) -> dict[int, frozenset[byt
     """By port at which addresses inbounds listen, with which options of their sockets."""
     found: dict[int, frozenset[bytes]] = {}
     for receiver in map(_receiver, handlers):
-        if receiver.listen.domain.startswith(("/", "@")):
-            continue  # a socket in the file system, whatever its port
+        if _is_path(receiver):
+            continue
         here = _host(receiver) + b" " + receiver.stream_settings.socket_settings.SerializeToString(deterministic=True)
         for port in (port for ports in _ports(receiver) for port in ports):
             found[port] = found.get(port, frozenset()) | {here}
@@ -109,6 +119,15 @@ def _receiver(handler: InboundHandlerConfig) -> ReceiverConfig:
 
 def _ports(receiver: ReceiverConfig) -> tuple[range, ...]:
     return tuple(range(ports.first, ports.last + 1) for ports in receiver.port_list.range)
+
+
+def _own_ports(receiver: ReceiverConfig) -> tuple[range, ...]:
+    return () if _is_path(receiver) else _ports(receiver)
+
+
+def _is_path(receiver: ReceiverConfig) -> bool:
+    """Whether it is a socket in the file system, whatever its port."""
+    return receiver.listen.domain.startswith(("/", "@"))
 
 
 def _offered(stream: StreamConfig) -> list[str]:
