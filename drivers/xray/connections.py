@@ -312,8 +312,8 @@ class Connections:
             for where, key in self._endpoints[tag].settle(there).items():
                 self._mind((tag, key), where)
                 self._welcome((tag, key), where)
-        await self._claim(live)
         self._rest = (self._reactor.seconds() - self._looked) / SHARE
+        await self._claim(live)
         self._suspects.prune(self._reactor.seconds())
         if self._suspects or any(map(len, self._endpoints.values())):
             self._call("prune", PRUNE, self._look_around)

@@ -149,6 +149,32 @@ class ConnectionsTests(TestCase):
         await deferLater(reactor, connections.GATHER * 3)
         self.assertTrue(ended(link))
 
+    async def _slow_to_say(self) -> None:
+        """A core that takes long to say who is online is asked once at a time, and holds up nothing else."""
+        asked: list[Deferred[dict[bytes, set[str]]]] = []
+
+        async def online() -> dict[bytes, set[str]]:
+            asked.append(Deferred())
+            return await asked[0] if len(asked) == 1 else {}
+
+        self.connections.begin(os.getpid(), lambda pair: pair in self.inside, online)
+        self.connections.arrived = lambda *_: None
+        link = self.connect()
+        await self.connections._look_around()
+        first = ensureDeferred(self.connections._look_around())
+        while not asked:
+            await deferLater(reactor, 0.01)
+        await self.connections._look_around()
+        await deferLater(reactor, 0.2)
+        asked[0].callback({socket.inet_aton(self.here): {"bert"}})
+        await first
+        self.assertEqual(len(asked), 1)
+        self.assertEqual(await self.where("bert"), {endpoint(*link.getsockname())})
+        self.assertLess(self.connections._rest, 0.2 / connections.SHARE)
+
+    def test_a_core_that_is_slow_to_say_who_is_online(self) -> Deferred[None]:
+        return ensureDeferred(self._slow_to_say())
+
     async def _led_on(self) -> None:
         """Of a connection that the inbound has led to another one no line tells, and its user may be anybody there."""
         self.connections = self.make(Door(self.ports, leads_on=True))
