@@ -80,9 +80,10 @@ class SpeedTests(SingBoxRun):
         self.told: dict[str, int | None] = {}
         tell = run.pace_new
 
-        async def told(rates: Mapping[str, int | None]) -> None:
-            await tell(rates)
+        async def told(rates: Mapping[str, int | None]) -> bool:
+            assert await tell(rates)
             self.told |= rates
+            return True
 
         self.patch(run, "pace_new", told)
         self.generations.adopt(run)
@@ -215,9 +216,10 @@ class XraySpeedTests(SpeedTests):
         told: dict[str, int | None] = {}
         tell = run.pace_new
 
-        async def pace_new(rates: Mapping[str, int | None]) -> None:
-            await tell(rates)
+        async def pace_new(rates: Mapping[str, int | None]) -> bool:
+            assert await tell(rates)
             told.update(rates)
+            return True
 
         self.patch(run, "pace_new", pace_new)
         self.generations.adopt(run)

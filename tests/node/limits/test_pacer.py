@@ -171,6 +171,19 @@ class PacerTests(SynchronousTestCase):
         self.tick()
         self.assertEqual(self.run_.doors, {"a": None})
 
+    def test_listeners_that_could_not_be_told_are_told_again(self) -> None:
+        self.limits["anna"] = TEN
+        run = self.runs("anna")
+        self.clock.advance(0)
+        self.assertEqual(run.doors, {"a": 10 * MBIT})
+        run.deaf = True
+        self.say("anna", NONE)
+        self.tick()
+        self.assertEqual(run.doors, {"a": 10 * MBIT})
+        run.deaf = False
+        self.tick()
+        self.assertEqual(run.doors, {"a": None})
+
     def test_a_new_run_is_told_before_anybody_comes(self) -> None:
         self.limits["anna"] = TEN
         run = self.runs("anna")
