@@ -26,7 +26,8 @@ class Paced:
     """The sockets of one run of a core.
 
     `doors`: the ports by which users of each managed inbound come in, those without any by UDP alone; `shared`: those
-    of them where a connection may be of several users. `inodes` finds the sockets of connections.
+    of them where a connection may be of several users, or of others than the inbound's. `inodes` finds the sockets of
+    connections.
     """
 
     log = Logger()
@@ -65,16 +66,15 @@ class Paced:
         """See `node.contract.connections.Paces`."""
         return await self._set(windows, narrow)
 
-    async def pace_new(self, rates: Mapping[str, int | None]) -> None:
+    async def pace_new(self, rates: Mapping[str, int | None]) -> bool:
         """See `node.contract.connections.Paces`."""
-        before = bool(self._new)
+        before = bool(self._new) or any(self._told.values())
         for tag, rate in rates.items():
             if rate is None or tag not in self._doors or tag in self._shared:
                 self._new.pop(tag, None)
             else:
                 self._new[tag] = rate
-        if before or self._new:
-            await self._do(self._tell)
+        return not (before or self._new) or bool(await self._do(self._tell))
 
     async def listeners_changed(self) -> None:
         """The core may have closed and opened some."""
@@ -94,16 +94,17 @@ class Paced:
         done = await self._do(lambda: set_all(descriptors, values, setting))
         return {handles[inode] for inode in done or ()}
 
-    def _tell(self) -> None:
+    def _tell(self) -> bool:
         """Have listeners carry what connections to come are held to."""
         if self._descriptors is None:
-            return
+            return True
         rates = {inode: self._rate(port) for port, inodes in listeners(self._ports).items() for inode in inodes}
         set_all(
             self._descriptors, {inode: rate for inode, rate in rates.items() if rate != self._told.get(inode)}, pace
         )
         # Those of other runs, too: they are looked for once.
         self._told = rates
+        return True
 
     def _rate(self, port: int) -> int | None:
         """Several inbounds' users may come by one port: of one that leads to others, too."""
@@ -139,8 +140,8 @@ class PacedRun:
     async def pace(self, rates: Mapping[Handle, int | None]) -> set[Handle]:
         return await self._paced.pace(rates)
 
-    async def pace_new(self, rates: Mapping[str, int | None]) -> None:
-        await self._paced.pace_new(rates)
+    async def pace_new(self, rates: Mapping[str, int | None]) -> bool:
+        return await self._paced.pace_new(rates)
 
     async def narrow(self, windows: Mapping[Handle, int | None]) -> set[Handle]:
         return await self._paced.narrow(windows)

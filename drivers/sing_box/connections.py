@@ -12,7 +12,7 @@ from drivers.sing_box.api import Api
 from drivers.sing_box.config import Plan
 from drivers.sing_box.table import Line, Table
 from drivers.sockets import ending
-from drivers.sockets.connections import Endpoint, Ports, at
+from drivers.sockets.connections import Endpoint, at
 from drivers.sockets.descriptors import Descriptors
 from drivers.sockets.rights import Unreachable
 from drivers.sockets.sock_diag import Flow, flows
@@ -24,6 +24,8 @@ from node.reactor import PooledReactor
 CONNECTIONS = "the core did not list its connections"
 # Connections above which the kernel is asked of them in the reactor's pool.
 INLINE = 50
+# Bytes of an inode in a handle, in front of the line's.
+_INODE = 8
 _UNSEEN = "it leads to an inbound whose users are not the node's, and there the core does not say whose connections are"
 
 
@@ -99,32 +101,38 @@ class Connections:
             return []
 
     async def inodes(self, handles: Iterable[Handle]) -> Mapping[int, Handle]:
-        """By which sockets these come, those that are a client's own."""
-        lines = [line for handle in handles if (line := self._table.get(handle)) is not None]
-        return {flow.inode: handle for handle, flow in (await self._flows(lines)).items()}
+        """By which sockets these come, those that are a client's own still; one may carry nothing at the moment."""
+        wanted = {inode: handle for handle in handles if (inode := _inode_of(handle))}
+        places = {self._table.place_of(_line_of(handle))[1] for handle in wanted.values() if self._is_own(handle)}
+        return {flow.inode: wanted[flow.inode] for flow in await self._ask(places) if flow.inode in wanted}
+
+    def _is_own(self, handle: Handle) -> bool:
+        line = self._table.get(_line_of(handle))
+        if line is not None:
+            return self._is_socket(line)
+        return self._table.is_free(self._table.place_of(_line_of(handle))[1])
 
     async def end(self, connections: Iterable[Live]) -> int:
-        found = {line.handle: line for each in connections if (line := self._table.get(each.handle)) is not None}
-        lines = [line for line in found.values() if line.ids]
+        found = {each.handle: line for each in connections if (line := self._table.get(_line_of(each.handle)))}
+        found = {handle: line for handle, line in found.items() if line.ids}
         # As it is now: the table forgets them while they end.
-        wanted = {line.source: self._ports[line.tag] for line in lines if self._is_socket(line)}
-        ids = [frozenset(line.ids) for line in lines]
+        wanted = {_inode_of(handle): line.source for handle, line in found.items() if self._is_socket(line)}
+        ids = [frozenset(line.ids) for line in found.values()]
         ended = await self._api.end(id for some in ids for id in some)
-        await self._cut(wanted)
+        await self._cut({inode: source for inode, source in wanted.items() if inode})
         return sum(not ended.isdisjoint(some) for some in ids)
 
     def _is_socket(self, line: Line) -> bool:
         """Whether the client's own socket can end: else one that it keeps open would bring the next connection."""
         return bool(self._ports[line.tag]) and self._table.is_alone(line)
 
-    async def _cut(self, wanted: Mapping[Endpoint, Ports]) -> None:
-        pid = self._process.pid
-        if pid is None or not wanted:
+    async def _cut(self, wanted: Mapping[int, Endpoint]) -> None:
+        """End these sockets, that is those of them that are there: another one may have the place by now."""
+        there = {flow.inode for flow in await self._ask(set(wanted.values()))} & wanted.keys()
+        if not there:
             return
         try:
-            await deferToThreadPool(
-                self._reactor, self._reactor.getThreadPool(), ending.end, pid, self.descriptors, wanted
-            )
+            await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), ending.reset, self.descriptors, there)
         except Unreachable as error:
             self._complain("clients keep sessions whose connections were ended: {}", error)
 
@@ -150,9 +158,21 @@ class Connections:
 
 
 def _live(line: Line, flow: Flow | None, now: float) -> Live:
-    """As the kernel knows the client's socket; without one, as the core tells of the bytes."""
+    """As the kernel knows the client's socket; without one, as the core tells of the bytes.
+
+    The handle has the socket in it: the next one from the same port, which clients may choose, is another connection.
+    """
     if flow is None:
-        silent = max(0.0, now - line.moved)
-        return Live(line.key, line.address, line.handle, silent=silent, sent=line.down, received=line.up)
+        silent, handle = max(0.0, now - line.moved), bytes(_INODE) + line.handle
+        return Live(line.key, line.address, handle, silent=silent, sent=line.down, received=line.up)
     moved = flow.silent, flow.sent, flow.received, flow.waiting, flow.round_trip
-    return Live(line.key, line.address, line.handle, *moved)
+    return Live(line.key, line.address, flow.inode.to_bytes(_INODE) + line.handle, *moved)
+
+
+def _inode_of(handle: Handle) -> int:
+    """0: it has no socket of its own, or none that is known."""
+    return int.from_bytes(handle[:_INODE])
+
+
+def _line_of(handle: Handle) -> Handle:
+    return handle[_INODE:]

@@ -45,9 +45,16 @@ def tcp(tree: Json) -> list[Json]:
 
 
 def shared(tree: Json) -> frozenset[str]:
-    """Inbounds where a connection may carry many requests, a reverse proxy's those of many users."""
-    kinds = {inbound["tag"]: (inbound.get("transport") or {}).get("type") for inbound in _bound(tree)}
-    return frozenset(tag for tag, kind in kinds.items() if kind in ("http", "grpc"))
+    """Inbounds where a connection may be of others than one user.
+
+    It may carry many requests, a reverse proxy's those of many users; and who is nobody's user is led to a fallback.
+    """
+    return frozenset(inbound["tag"] for inbound in _bound(tree) if _is_shared(inbound))
+
+
+def _is_shared(inbound: Json) -> bool:
+    many = (inbound.get("transport") or {}).get("type") in ("http", "grpc")
+    return many or bool(inbound.get("fallback") or inbound.get("fallback_for_alpn"))
 
 
 def datagrams(tree: Json) -> frozenset[int]:

@@ -69,7 +69,8 @@ class Table:
     """`tags` are the inbounds whose users count."""
 
     def __init__(self, tags: Collection[str]) -> None:
-        self._places = {tag: number.to_bytes(2) for number, tag in enumerate(tags)}
+        self._tags = tuple(tags)
+        self._places = {tag: number.to_bytes(2) for number, tag in enumerate(self._tags)}
         self._flows: dict[str, _Flow] = {}
         self._ended: dict[str, None] = {}
         self._lines: dict[Handle, Line] = {}
@@ -91,6 +92,10 @@ class Table:
 
     def get(self, handle: Handle) -> Line | None:
         return self._lines.get(handle)
+
+    def is_free(self, source: Endpoint) -> bool:
+        """Whether nobody has anything open from that place."""
+        return source not in self._by_source
 
     def is_alone(self, line: Line) -> bool:
         """Whether nobody else comes from that place: clients of a proxy do, and who makes up where they come from."""
@@ -146,13 +151,20 @@ class Table:
         (tag, key), source = pair_of(connection), source_of(connection)
         if source is None or not key or tag not in self._places:
             return None
-        handle = source + self._places[tag] + key.encode("utf-8", "surrogatepass")
+        handle = self._handle(tag, source, key)
         line = self._lines.get(handle)
         if line is None:
             line = self._lines[handle] = Line(tag, key, source, handle, now)
             self._by_key.setdefault(key, set()).add(handle)
             self._by_source.setdefault(source, set()).add(handle)
         return line
+
+    def _handle(self, tag: str, source: Endpoint, key: str) -> Handle:
+        return self._places[tag] + len(source).to_bytes() + source + key.encode("utf-8", "surrogatepass")
+
+    def place_of(self, handle: Handle) -> tuple[str, Endpoint]:
+        """By which inbound and from where the line came that had this handle, which may be forgotten by now."""
+        return self._tags[int.from_bytes(handle[:2])], handle[3 : 3 + handle[2]]
 
     def _end(self, id: str, connection: Connection | None, now: float) -> None:
         """It is over, whatever an older list says."""

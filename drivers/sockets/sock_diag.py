@@ -34,10 +34,10 @@ _BYTECODE = 1
 _KIND = struct.Struct("=IH")
 _SIZE_OF = struct.Struct("=I")
 _COOKIE = struct.Struct("=Q")
-# At 84 the number by which files name the socket; from 88 on there are attributes, tcp_info (linux/tcp.h) among them:
-# at 44 how many milliseconds ago data was sent, at 52 and 56 data and an acknowledgement received; at 120 bytes that
-# the peer has acknowledged, at 128 those that it has sent, at 144 those that are not sent yet, at 148 the shortest
-# round trip in microseconds.
+# At 84 the number by which files name the socket, 0 where no process has it; from 88 on there are attributes, tcp_info
+# (linux/tcp.h) among them: at 44 how many milliseconds ago data was sent, at 52 and 56 data and an acknowledgement
+# received; at 120 bytes that the peer has acknowledged, at 128 those that it has sent, at 144 those that are not sent
+# yet, at 148 the shortest round trip in microseconds.
 _UNKNOWN = 0xFFFFFFFF
 _INODE, _ATTRIBUTES = struct.Struct("=I"), 88
 _MOVED = struct.Struct("=44xI4xII60xQQ8xII")
@@ -99,7 +99,10 @@ def connections(ports: Ports) -> list[Connection]:
 
 
 def flows(ports: Ports, peers: Collection[Endpoint]) -> list[Flow]:
-    """The connections of these peers to these ports. Raises `OSError` if the kernel does not say."""
+    """The connections of these peers to these ports that processes have. Raises `OSError` if the kernel does not say.
+
+    Without those that their process has closed: the kernel goes on for a minute or two where the peer does not answer.
+    """
     if len(peers) <= PICKED:
         picked = {int.from_bytes(peer[-2:]) for peer in peers}
         program = _program([range(port, port + 1) for port in picked], _PEER)
@@ -161,14 +164,15 @@ def _flows(program: bytes, peers: Collection[Endpoint]) -> Iterator[Flow]:
     for data, position in _messages(program, _STATES, _ASK_INFO):
         end = 44 if data[position + 16] == socket.AF_INET else 56
         peer = plain(data[position + 40 : position + end]) + data[position + 22 : position + 24]
-        info = _info(data, position) if peer in peers else None
+        (inode,) = _INODE.unpack_from(data, position + 84)
+        info = _info(data, position) if inode and peer in peers else None
         if info is None:
             continue
         sent_ago, data_ago, heard_ago, acked, received, waiting, trip = _MOVED.unpack_from(data, info)
         yield Flow(
             peer,
             int.from_bytes(data[position + 20 : position + 22]),
-            _INODE.unpack_from(data, position + 84)[0],
+            inode,
             min(data_ago, max(sent_ago, heard_ago)) / 1e3,
             acked,
             received,

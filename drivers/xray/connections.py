@@ -281,8 +281,12 @@ class Connections:
         self._call("late", GATHER, self._end_late)
 
     def _welcome(self, pair: Pair, where: Endpoint) -> None:
-        if where not in self._late:
+        if where in self._late:
+            return
+        try:
             self.arrived(pair[1], where[:-2])
+        except Exception:  # noqa: BLE001 - logged; the core's lines are read for more, and it dies where nobody does
+            self.log.failure("what is done about a new connection failed")
 
     async def _end_late(self) -> None:
         late, self._late = self._late, {}
@@ -320,11 +324,13 @@ class Connections:
         finally:
             self._looking = False
         for tag, there in live.items():
+            for where, key in self._endpoints[tag].renewed(there).items():
+                self._welcome((tag, key), where)
             for where, key in self._endpoints[tag].settle(there).items():
                 self._mind((tag, key), where)
                 self._welcome((tag, key), where)
-        await self._claim(live)
         self._rest = (self._reactor.seconds() - self._looked) / SHARE
+        await self._claim(live)
         self._suspects.prune(self._reactor.seconds())
         if self._suspects or any(map(len, self._endpoints.values())):
             self._call("prune", PRUNE, self._look_around)
@@ -351,7 +357,8 @@ class Connections:
         """These users are online where a connection comes from that is nobody's: it is of one who is out, or theirs."""
         if any((tag, key) in self._put_out and not self._is_in((tag, key)) for key in keys):
             self._end_soon(tag, where)
-        elif len(keys) == 1:
+        elif len(keys) == 1 and not self._doors[tag].leads_on:
+            # Where others are led on, it may be one of theirs: they share an address, too.
             (key,) = keys
             if self._is_in((tag, key)) and self._endpoints[tag].presume(where, key):
                 self._welcome((tag, key), where)

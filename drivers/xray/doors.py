@@ -6,7 +6,7 @@ Type names and numbers: `app/proxyman/config.proto`, `transport/internet/**/conf
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from drivers.sockets.connections import Ports
 from drivers.xray.accounts import Inbound
@@ -27,18 +27,23 @@ _UPGRADE_SETTINGS = (
 )
 _FALLBACKS = ("xray.proxy.vless.inbound.Config", "xray.proxy.trojan.ServerConfig")
 
+_BY_UDP = "its users come by UDP, and Xray does not tell their connections apart"
+_BY_OTHERS = "its users come by another server, and by which of its connections each does is not known"
+
 
 @dataclass(frozen=True)
 class Door:
     """Where users of one inbound come in by TCP.
 
     `shared`: lines with one endpoint may be of several users' connections. `datagrams`: lines with a UDP target are of
-    users who came by UDP.
+    users who came by UDP. `leads_on`: others come by the same ports, too, whom it leads to another inbound or a server.
+    Without ports users come by somebody else's server.
     """
 
     ports: Ports
     shared: bool = False
     datagrams: bool = False
+    leads_on: bool = False
 
 
 def doors(handlers: Iterable[InboundHandlerConfig], inbounds: Mapping[str, Inbound]) -> dict[str, Door]:
@@ -50,9 +55,17 @@ def doors(handlers: Iterable[InboundHandlerConfig], inbounds: Mapping[str, Inbou
         receiver = _receiver(handler)
         if handler.tag in inbounds and not is_over_udp(handler):
             # With the PROXY protocol lines carry whom the sender names: one of our own, if it falls back on this one.
-            ports = front if _told_by_proxy(receiver.stream_settings) else _ports(receiver)
-            found[handler.tag] = _door(inbounds[handler.tag].protocol, receiver.stream_settings.protocol_name, ports)
+            told = _told_by_proxy(receiver.stream_settings)
+            door = _door(inbounds[handler.tag].protocol, receiver.stream_settings.protocol_name)
+            ports, leads_on = front if told else _own_ports(receiver), told or _falls_back(handler)
+            found[handler.tag] = replace(door, ports=ports, leads_on=leads_on)
     return found
+
+
+def unseen(inbounds: Mapping[str, Inbound], doors: Mapping[str, Door]) -> dict[str, str]:
+    """The managed inbounds of whose users' connections nobody knows whose they are, and why."""
+    reasons = {tag: _BY_UDP if tag not in doors else _BY_OTHERS for tag in inbounds}
+    return {tag: why for tag, why in reasons.items() if tag not in doors or not doors[tag].ports}
 
 
 def entrances(handlers: Iterable[InboundHandlerConfig]) -> tuple[range, ...]:
@@ -81,8 +94,8 @@ def listens(handlers: Iterable[InboundHandlerConfig]) -> dict[int, frozenset[byt
     """By port at which addresses inbounds listen, with which options of their sockets."""
     found: dict[int, frozenset[bytes]] = {}
     for receiver in map(_receiver, handlers):
-        if receiver.listen.domain.startswith(("/", "@")):
-            continue  # a socket in the file system, whatever its port
+        if _is_path(receiver):
+            continue
         here = _host(receiver) + b" " + receiver.stream_settings.socket_settings.SerializeToString(deterministic=True)
         for port in (port for ports in _ports(receiver) for port in ports):
             found[port] = found.get(port, frozenset()) | {here}
@@ -94,10 +107,10 @@ def _host(receiver: ReceiverConfig) -> bytes:
     return receiver.listen.domain.encode() or (receiver.listen.ip if any(receiver.listen.ip) else b"")
 
 
-def _door(protocol: str, transport: str, ports: Ports) -> Door:
+def _door(protocol: str, transport: str) -> Door:
     # Lines of Shadowsocks-2022 do not say by which network a user came.
     shared = transport not in _ONE_TO_ONE or protocol == "shadowsocks_2022"
-    return Door(ports, shared, protocol == "shadowsocks")
+    return Door((), shared, protocol == "shadowsocks")
 
 
 def _receiver(handler: InboundHandlerConfig) -> ReceiverConfig:
@@ -106,6 +119,15 @@ def _receiver(handler: InboundHandlerConfig) -> ReceiverConfig:
 
 def _ports(receiver: ReceiverConfig) -> tuple[range, ...]:
     return tuple(range(ports.first, ports.last + 1) for ports in receiver.port_list.range)
+
+
+def _own_ports(receiver: ReceiverConfig) -> tuple[range, ...]:
+    return () if _is_path(receiver) else _ports(receiver)
+
+
+def _is_path(receiver: ReceiverConfig) -> bool:
+    """Whether it is a socket in the file system, whatever its port."""
+    return receiver.listen.domain.startswith(("/", "@"))
 
 
 def _offered(stream: StreamConfig) -> list[str]:

@@ -30,6 +30,9 @@ class Endpoints:
         self._sockets: dict[Endpoint, int] = {}
         self._claims: dict[Endpoint, str] = {}
         self._due: dict[Endpoint, str] = {}
+        # The sockets that endpoints had of which a line told again, by the same user: since `age`, and before.
+        self._again: dict[Endpoint, int] = {}
+        self._again_due: dict[Endpoint, int] = {}
         # Who may be where nobody is known to be, by lines that are not believed; and which of them were there at `age`.
         self._guesses: dict[Endpoint, set[str]] = {}
         self._guessed: list[Endpoint] = []
@@ -47,7 +50,9 @@ class Endpoints:
         if before is not None and before != key and not self._shared:
             self._claims[where] = intern(key)
             return False
-        self._sockets.pop(where, None)
+        socket = self._sockets.pop(where, None)
+        if before == key and socket is not None:
+            self._again.setdefault(where, socket)
         self._hold(where, key if before in (None, key) else self._NOBODY)
         return before in (None, key)
 
@@ -88,6 +93,8 @@ class Endpoints:
             self._sockets,
             self._claims,
             self._due,
+            self._again,
+            self._again_due,
             self._guesses,
         )
         for where in gone:
@@ -101,7 +108,15 @@ class Endpoints:
         self._young = {}
         self._due |= self._claims
         self._claims = {}
+        self._again_due |= self._again
+        self._again = {}
         self._guessed = list(self._guesses)
+
+    def renewed(self, live: Mapping[Endpoint, int | None]) -> dict[Endpoint, str]:
+        """Where a user has another connection from the same port, by what a look since `age` found."""
+        due, self._again_due = self._again_due, {}
+        some = [where for where, socket in due.items() if live.get(where) not in (None, socket)]
+        return {where: key for where in some if (key := self.holder(where)) is not None}
 
     def settle(self, live: Mapping[Endpoint, int | None]) -> dict[Endpoint, str]:
         """What a look since `age` found: who is connected, each with their socket; None where that is not known.

@@ -19,6 +19,7 @@ from drivers.xray.accounts import email_of
 from drivers.xray.api import Api
 from drivers.xray.config import Endpoint, Plan
 from drivers.xray.connections import Connections
+from drivers.xray.doors import unseen
 from drivers.xray.latency import NOT_MEASURED, latencies
 from drivers.xray.selectors import OURS
 from drivers.xray.strays import by_address
@@ -48,7 +49,6 @@ _NOT_TOLD = "this core does not tell where users are connected from: Xray does f
 
 # Users whose addresses are asked for at once.
 SLICE = 64
-_BY_UDP = "its users come by UDP, and Xray does not tell their connections apart"
 
 
 class XrayGeneration(SharedRun[Api], PacedRun):
@@ -69,9 +69,9 @@ class XrayGeneration(SharedRun[Api], PacedRun):
     ) -> None:
         super().__init__(host, process, api, sharing=sharing, listening=plan, own_paths=[endpoint.socket])
         self.plan = plan
-        self._unseen = plan.inbounds.keys() - plan.doors.keys()
+        self.unseen: Mapping[str, str] = unseen(plan.inbounds, plan.doors)
         # A connection that carried two users is nobody's.
-        self._unsure = self._unseen | {tag for tag, door in plan.doors.items() if door.shared}
+        self._unsure = self.unseen.keys() | {tag for tag, door in plan.doors.items() if door.shared}
         self._endpoint = endpoint
         self._own = own_counters(endpoint, plan.base.outbound)
         self._files = files
@@ -85,8 +85,8 @@ class XrayGeneration(SharedRun[Api], PacedRun):
         connections.begin(process.pid, self._users.is_in, self._online)
         self._paced = Paced(
             *(host.reactor, connections.descriptors),
-            doors={tag: door.ports for tag, door in plan.doors.items()},
-            shared={tag for tag, door in plan.doors.items() if door.shared},
+            doors={tag: door.ports for tag, door in plan.doors.items() if door.ports},
+            shared={tag for tag, door in plan.doors.items() if door.shared or door.leads_on},
             inodes=connections.inodes,
         )
         process.when_exited().addCallback(lambda _: connections.stop())
@@ -106,10 +106,6 @@ class XrayGeneration(SharedRun[Api], PacedRun):
     @arrived.setter
     def arrived(self, arrived: Arrived) -> None:
         self._connections.arrived = arrived
-
-    @property
-    def unseen(self) -> Mapping[str, str]:
-        return dict.fromkeys(self._unseen, _BY_UDP)
 
     def may_carry(self, key: str) -> bool:
         return self._connections.has(key) or any(key in self.accounts.get(tag, ()) for tag in self._unsure)

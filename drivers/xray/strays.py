@@ -30,6 +30,7 @@ class Strays:
         self._seen: set[tuple[str, Endpoint]] = set()
         # There are some that one look alone has seen.
         self.fresh = False
+        self._asking = False
         self._rest_until = float("-inf")
 
     async def claim(self, nobodys: Collection[tuple[str, Endpoint]]) -> dict[tuple[str, Endpoint], Collection[str]]:
@@ -39,15 +40,17 @@ class Strays:
         """
         now = self._reactor.seconds()
         again = self._seen.intersection(nobodys)
-        rests = now < self._rest_until
+        rests = self._asking or now < self._rest_until
         self.fresh = len(again) < len(nobodys) or (rests and bool(again))
         self._seen = set(nobodys)
         if not again or rests:
             return {}
+        self._asking = True
         try:
             online = await self._online()
             return {stray: online[stray[1][:-2]] for stray in again if stray[1][:-2] in online}
         finally:
+            self._asking = False
             took = self._reactor.seconds() - now
             self._rest_until = now + took + max(PAUSE, took / SHARE)
 

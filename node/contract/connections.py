@@ -65,8 +65,11 @@ class Paces(SeesConnections, Protocol):
         Returns those that are paced so now.
         """
 
-    async def pace_new(self, rates: Mapping[str, int | None]) -> None:
-        """The same for connections to come, by managed inbound; of each until `pace` says otherwise."""
+    async def pace_new(self, rates: Mapping[str, int | None]) -> bool:
+        """The same for connections to come, by managed inbound; of each until `pace` says otherwise.
+
+        Returns whether it is so now, where it can be.
+        """
 
     async def narrow(self, windows: Mapping[Handle, int | None]) -> set[Handle]:
         """Have these connections take at most so many bytes from their clients at once; None: as the kernel has it."""

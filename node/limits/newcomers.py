@@ -5,7 +5,7 @@ So a speed holds from the first byte, and for connections of which the core neve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
@@ -69,13 +69,19 @@ class Newcomers:
         changed = {tag: rate for tag, rate in rates.items() if rate != self._told.get((run, tag))}
         if not changed:
             return
-        for tag, rate in changed.items():
-            if rate is None:
-                del self._told[run, tag]
-                self._ended[tag] = self._reactor.seconds() + KNOWN
-            else:
+        before = {tag: self._told.get((run, tag)) for tag in changed}
+        self._note(run, changed)
+        if not await run.pace_new(changed):
+            # Listeners are as they were.
+            self._note(run, before)
+            self._stale = True
+
+    def _note(self, run: PacedRun, rates: Mapping[str, int | None]) -> None:
+        for tag, rate in rates.items():
+            if rate is not None:
                 self._told[run, tag] = rate
-        await run.pace_new(changed)
+            elif self._told.pop((run, tag), None):
+                self._ended[tag] = self._reactor.seconds() + KNOWN
 
     def _some(self, run: PacedRun, untold: AbstractSet[str]) -> list[tuple[str, Accounts]]:
         """In the other inbounds a connection may be one of many users."""

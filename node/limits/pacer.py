@@ -153,7 +153,7 @@ class Pacer:
             flows = await self._round(keys, soon, since) if keys else {}
             self._up.look(flows, keys)
             if everybody:
-                await self._let_go(self._down.look(flows))
+                await self._let_go(self._down.look(flows), self._up.lose(flows))
                 took = self._reactor.seconds() - now
                 # A tick may come a little early.
                 self._due = now + min(max(EVERYBODY, took / SHARE), LONGEST) - TICK / 2
@@ -185,13 +185,18 @@ class Pacer:
             await _set(run, run.narrow, windows, self._up.held)
         self._users |= self._soon
         if faults:
+            self._soon |= {*soon}
             raise faults[0]
         return {flow: live for flows in found.values() for flow, live in flows.items()}
 
-    async def _let_go(self, lost: Collection[Flow]) -> None:
-        """Others may come by these connections, too, as by a reverse proxy's: they are not this user's alone."""
+    async def _let_go(self, lost: Collection[Flow], wide: Collection[Flow]) -> None:
+        """Others may come by these connections, too, as by a reverse proxy's: they are not this user's alone.
+
+        Or they are, and idle: by the time that they carry something the user may have no speed any more.
+        """
         for run in self._runs:
             await _set(run, run.pace, dict.fromkeys(lost), self._down.held)
+            await _set(run, run.narrow, dict.fromkeys(wide), self._up.held)
 
     async def _see(self, keys: Collection[str]) -> tuple[dict[str, dict[Flow, Live]], list[CoreFailed]]:
         """The connections of these users, over all runs, and why some of these do not tell."""

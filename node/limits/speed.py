@@ -86,10 +86,7 @@ class Down(Generic[F]):
         for flow, live in flows.items():
             sent, still = before.get(flow, UNSEEN)
             self.seen[flow] = Seen(live.sent, still + 1 if live.sent == sent else 0)
-        lost = [flow for flow in self.held if flow not in flows]
-        for flow in lost:
-            del self.held[flow]
-        return lost
+        return _lose(self.held, flows)
 
 
 @dataclass
@@ -120,10 +117,20 @@ class Up(Generic[F]):
         return {**changed(windows, self.held)}
 
     def look(self, flows: Mapping[F, Live], users: Collection[str]) -> None:
-        """This is what there is."""
+        """This is what these users have, who are all that have a speed."""
         self.seen = {flow: live.received for flow, live in flows.items()}
-        self.held = {flow: size for flow, size in self.held.items() if flow in flows}
         self.factors = {key: factor for key, factor in self.factors.items() if key in users}
+
+    def lose(self, flows: Mapping[F, Live]) -> list[F]:
+        """This is all that there is. Returns those that were held to something and are not in it."""
+        return _lose(self.held, flows)
+
+
+def _lose(held: dict[F, int], flows: Mapping[F, Live]) -> list[F]:
+    lost = [flow for flow in held if flow not in flows]
+    for flow in lost:
+        del held[flow]
+    return lost
 
 
 def corrected(factor: float, limit: int, measured: float) -> float:

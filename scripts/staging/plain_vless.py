@@ -22,13 +22,14 @@ _BLOCK = 2**18
 _SECONDS = 10.0
 
 
-def connect(port: int, identity: str, target: EchoServer, source: str = "127.0.0.2") -> socket.socket:
-    """A connection to the target through the inbound, on which a byte has come back."""
+def connect(port: int, identity: str, target: EchoServer, source: str = "127.0.0.2", own: int = 0) -> socket.socket:
+    """A connection to the target through the inbound, on which a byte has come back. `own`: the port that it has."""
     link = socket.socket()
     try:
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT)
         link.settimeout(_SECONDS)
-        link.bind((source, 0))
+        link.bind((source, own))
         link.connect(("127.0.0.1", port))
         there = struct.pack("!H", target.port) + _IPV4 + socket.inet_aton(target.host)
         link.sendall(_VERSION + uuid.UUID(identity).bytes + _NO_ADDONS + _TCP + there + b"echo 1\n!")

@@ -45,6 +45,11 @@ def free_port() -> int:
     raise RuntimeError("no free port is left; widen the gap below net.ipv4.ip_local_port_range")
 
 
+def own_address() -> str:
+    """An address of the loopback that nobody else uses: with it a port can be used twice, one after the other."""
+    return ".".join(["127", *(str(random.randrange(1, 255)) for _ in range(3))])
+
+
 def _is_free(port: int) -> bool:
     return all(_binds(port, kind) for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM))
 

@@ -29,7 +29,7 @@ class PacedGeneration(MemoryGeneration):
         self.doors: dict[str, int | None] = {}
         self.looks: list[set[str]] = []
         self.told: list[Mapping[Handle, int | None]] = []
-        self.blind = False
+        self.blind = self.deaf = False
 
     def connect(self, key: str, handle: Handle, tag: str = "a") -> None:
         """A user comes, and the run hears of it. The connection is held to what its inbound is."""
@@ -60,8 +60,10 @@ class PacedGeneration(MemoryGeneration):
         self.told.append(rates)
         return self._set(self.rates, rates)
 
-    async def pace_new(self, rates: Mapping[str, int | None]) -> None:
-        self.doors.update(rates)
+    async def pace_new(self, rates: Mapping[str, int | None]) -> bool:
+        if not self.deaf:
+            self.doors.update(rates)
+        return not self.deaf
 
     async def narrow(self, windows: Mapping[Handle, int | None]) -> set[Handle]:
         return self._set(self.windows, windows)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
+from unittest import SkipTest
 
 from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
+from drivers.sockets.hiding import disconnect
 from drivers.sockets.sock_diag import listeners
 from drivers.xray.driver import Xray
 from drivers.xray.generation import XrayGeneration
@@ -23,7 +26,7 @@ from node.limits.pacer import Pacer
 from node.logs import LogRing
 from scripts.staging import plain_vless
 from scripts.staging.backend import user
-from scripts.staging.core import find_xray, server_config
+from scripts.staging.core import Json, find_xray, server_config
 from scripts.staging.inbounds import Kind
 from scripts.staging.plain_vless import Download
 from scripts.staging.ports import free_port
@@ -36,6 +39,9 @@ from tests.harness.sing_box_run import SingBoxRun
 reactor: Any = installed
 KIND = Kind("vless-raw", vless(), raw())
 ANNA, BERT = TestUser.new("anna@test"), TestUser.new("bert@test")
+# Clients may put their connections together.
+MUX = {"multiplex": {"enabled": True, "protocol": "h2mux", "max_connections": 1}}
+MUXED = replace(VLESS, server={"multiplex": {"enabled": True}}, client=MUX)
 MBYTE = 1_000_000
 SLOW, SLOWER = Limit(down=16_000_000), Limit(down=8_000_000)
 # What a busy machine does to a second and a half.
@@ -52,6 +58,8 @@ class SpeedTests(SingBoxRun):
     async def setUp(self) -> None:  # type: ignore[override]
         await super().setUp()
         self.limits: dict[str, Limit] = {}
+        # By which clients of the core come.
+        self.door: Door | None = None
         self.generations = Generations()
         self.pacer = Pacer(reactor, self.generations, lambda key: self.limits.get(key, NONE))
         self.port = free_port()
@@ -61,7 +69,7 @@ class SpeedTests(SingBoxRun):
 
     async def begun(self, port: int) -> Generation:
         """A core with both users."""
-        door = Door(VLESS, port)
+        self.door = door = Door(MUXED, port)
         return await self.launched([door], [door.user(ANNA), door.user(BERT)])
 
     async def started(self, port: int) -> None:
@@ -72,9 +80,10 @@ class SpeedTests(SingBoxRun):
         self.told: dict[str, int | None] = {}
         tell = run.pace_new
 
-        async def told(rates: Mapping[str, int | None]) -> None:
-            await tell(rates)
+        async def told(rates: Mapping[str, int | None]) -> bool:
+            assert await tell(rates)
             self.told |= rates
+            return True
 
         self.patch(run, "pace_new", told)
         self.generations.adopt(run)
@@ -124,6 +133,17 @@ class SpeedTests(SingBoxRun):
         await self.until_speed(hers[:1], lambda speed: speed > 20 * MBYTE)
         assert self.pacer.warnings == []
 
+    async def test_it_holds_for_each_connection_from_one_port(self) -> None:
+        """Clients choose the port that they come from, and may come by it again before anybody looks."""
+        self.say(ANNA, SLOW)
+        own = free_port()
+        for _ in range(3):
+            link = await deferToThread(plain_vless.connect, self.port, ANNA.uuid, self.echo, "127.9.8.7", own)
+            hers = Download(link)
+            await self.until_about(2 * MBYTE, hers)
+            disconnect(link.fileno())
+            await deferToThread(hers.close)
+
     async def test_it_holds_from_the_first_byte_where_all_have_a_speed(self) -> None:
         run = await self.all_limited()
         # Nobody says whose a connection is.
@@ -148,18 +168,68 @@ class SpeedTests(SingBoxRun):
         """Listeners carry it."""
         return set(self.told.values()) == {SLOW.down // 8}
 
+    async def test_a_connection_that_carries_nothing_loses_a_speed_that_is_none_any_more(self) -> None:
+        """A client that puts its connections together keeps one open."""
+        if self.door is None:
+            raise SkipTest("here a connection is its user's as long as it lives")
+        self.say(ANNA, SLOW)
+        (port,) = await self.clients((self.door, ANNA, "127.0.0.2"))
+        hers = Download(await self.connected(port))
+        await self.until_about(2 * MBYTE, hers)
+        await deferToThread(hers.close)
+        run = cast(Paces, self.generations.current)
+
+        async def gone() -> bool:
+            return not await run.look([ANNA.email]) and not self.pacer._down.held
+
+        await self.until(gone)
+        self.say(ANNA, NONE)
+        again = Download(await self.connected(port))
+        self.addCleanup(deferToThread, again.close)
+        await self.until_speed([again], lambda speed: speed > 20 * MBYTE)
+
 
 class XraySpeedTests(SpeedTests):
     async def begun(self, port: int) -> Generation:
+        return await self.launched_xray([KIND.inbound(port, "in")], dict.fromkeys((ANNA, BERT), "in"))
+
+    async def launched_xray(self, inbounds: Sequence[Json], places: Mapping[TestUser, str]) -> Generation:
+        """A core with these users, each by one inbound."""
         settings = {"XRAY_EXECUTABLE_PATH": str(find_xray()), "CORE_PATHS": str(self.directory)}
         host = Host(reactor, LogRing(reactor, 1000), self.directory, settings)
-        plan = await Xray(host).prepare(json.dumps(server_config([KIND.inbound(port, "in")])), frozenset())
-        users = [user(person, {"in": KIND}) for person in (ANNA, BERT)]
+        plan = await Xray(host).prepare(json.dumps(server_config(inbounds)), frozenset())
+        users = [user(person, {tag: KIND}) for person, tag in places.items()]
         roster, refused = Roster.of(users, plan.tags, plan.account)
         assert not refused
         run = await plan.launch(roster.target, 8)
         self.addCleanup(lambda: Deferred.fromCoroutine(run.stop()))
         return run
+
+    async def test_who_is_led_on_to_another_inbound_has_not_the_speed_of_those_who_are_not(self) -> None:
+        self.port, inner = free_port(), free_port()
+        front = KIND.inbound(self.port, "front")
+        front["settings"]["fallbacks"] = [{"dest": inner}]
+        run = await self.launched_xray([front, KIND.inbound(inner, "in")], {ANNA: "front", BERT: "in"})
+        assert isinstance(run, Paces)
+        self.limits[ANNA.email] = SLOW
+        run.arrived = self.pacer.arrived
+        told: dict[str, int | None] = {}
+        tell = run.pace_new
+
+        async def pace_new(rates: Mapping[str, int | None]) -> bool:
+            assert await tell(rates)
+            told.update(rates)
+            return True
+
+        self.patch(run, "pace_new", pace_new)
+        self.generations.adopt(run)
+
+        async def settled() -> bool:
+            return told == {"front": SLOW.down // 8}
+
+        await self.until(settled)
+        his = await self.downloads(BERT)
+        await self.until_speed(his, lambda speed: speed > 20 * MBYTE)
 
     async def test_a_listener_that_is_swapped_carries_it_again(self) -> None:
         await self.all_limited()

@@ -183,3 +183,15 @@ def test_the_table_is_what_is_open(data: st.DataObject) -> None:
     assert all(heard[key] >= sum(key == other for other, _ in open_.values()) for key in KEYS)
     handles = [line.handle for line in seen.of(KEYS)]
     assert len(set(handles)) == len(handles) == len(seen) and all(seen.get(handle) for handle in handles)
+
+
+def test_a_handle_tells_the_place_when_its_line_is_forgotten() -> None:
+    """Of either family, whatever the user's name; and who comes by the same port after it is told of."""
+    seen = Table(["other", "in"])
+    for place in ("127.0.0.2:7", "[2001:db8::1]:7"):
+        seen.take(told(new("a", source=place)), 0)
+        [line] = seen.of(["anna"])
+        assert seen.place_of(line.handle) == ("in", line.source) and not seen.is_free(line.source)
+        seen.take(told(closed("a")), 0)
+        assert seen.place_of(line.handle) == ("in", line.source) and seen.is_free(line.source)
+        seen = Table(["other", "in"])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 import struct
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
 from drivers.sockets.connections import endpoint
-from drivers.sockets.sock_diag import connected, connections
+from drivers.sockets.sock_diag import connected, connections, flows
+from scripts.staging.ports import free_port, own_address
 
 # include/uapi/asm-generic/socket.h
 SO_COOKIE = 57
@@ -34,7 +35,7 @@ def test_every_peer_of_a_port_and_nobody_else(listening: str, reached: str) -> N
 def test_each_socket_has_its_number() -> None:
     """A connection is told from another one of the same two ports, and is the same each time that it is asked for."""
     with serve("127.0.0.1") as server:
-        port, numbers, where = port_of(server), [], None
+        port, numbers, where = port_of(server), [], (own_address(), free_port())
         for _ in range(2):
             link = socket.create_connection(("127.0.0.1", port), source_address=where)
             accepted, where = server.accept()
@@ -71,6 +72,20 @@ def test_thousands_of_ranges() -> None:
     with serve("127.0.0.1") as server, socket.create_connection(("127.0.0.1", port_of(server))) as link:
         odd = [range(port, port + 1) for port in range(1, 65536, 2)]
         assert endpoint("127.0.0.1", link.getsockname()[1]) in connected(odd)
+
+
+def test_what_its_process_has_closed() -> None:
+    """A connection that has ended, but for what the peer does not take, is nobody's flow; it is connected still."""
+    with serve("127.0.0.1") as server, socket.create_connection(("127.0.0.1", port_of(server))) as link:
+        ports, peers = [range(port_of(server), port_of(server) + 1)], {endpoint(*link.getsockname())}
+        accepted, _ = server.accept()
+        accepted.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                accepted.send(bytes(2**20))
+        assert [flow.peer for flow in flows(ports, peers)] == [*peers]
+        accepted.close()
+        assert flows(ports, peers) == [] and connected(ports) == peers
 
 
 def test_no_ports() -> None:

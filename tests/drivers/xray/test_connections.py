@@ -22,6 +22,7 @@ from drivers.xray import connections
 from drivers.xray.connections import Connections
 from drivers.xray.doors import Door
 from drivers.xray.suspects import Pair
+from scripts.staging.ports import free_port, own_address
 
 reactor: Any = installed
 
@@ -31,6 +32,8 @@ class ConnectionsTests(TestCase):
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.addCleanup(self.listener.close)
         port = self.listener.getsockname()[1]
+        # From where users come.
+        self.here = own_address()
         self.ports = (range(port, port + 1),)
         self.accepted: dict[socket.socket, socket.socket] = {}
         self.inside: set[Pair] = {("home", "anna"), ("home", "bert")}
@@ -48,7 +51,7 @@ class ConnectionsTests(TestCase):
         return made
 
     def connect(self) -> socket.socket:
-        link = socket.create_connection(self.listener.getsockname())
+        link = socket.create_connection(self.listener.getsockname(), source_address=(self.here, free_port()))
         link.setblocking(False)
         self.addCleanup(link.close)
         self.accepted[link] = self.listener.accept()[0]
@@ -92,7 +95,7 @@ class ConnectionsTests(TestCase):
         """Of some the core has written no line, and bert alone is online from there."""
         came: list[tuple[str, bytes]] = []
         self.connections.arrived = lambda key, address: came.append((key, address))
-        here = socket.inet_aton("127.0.0.1")
+        here = socket.inet_aton(self.here)
         lined, unlined = self.connect(), self.connect()
         self.line(lined, "bert")
         self.assertEqual(came, [("bert", here)])
@@ -127,7 +130,7 @@ class ConnectionsTests(TestCase):
     async def _says_nothing_yet(self) -> socket.socket:
         """A connection of which there is no line yet is taken for bert's, who alone is online from there."""
         self.connections.arrived = lambda *_: None
-        self.there = {socket.inet_aton("127.0.0.1"): {"bert"}}
+        self.there = {socket.inet_aton(self.here): {"bert"}}
         link = self.connect()
         for _ in range(2):
             await self.connections._look_around()
@@ -145,6 +148,45 @@ class ConnectionsTests(TestCase):
             await self.put_out("anna")
         await deferLater(reactor, connections.GATHER * 3)
         self.assertTrue(ended(link))
+
+    async def _slow_to_say(self) -> None:
+        """A core that takes long to say who is online is asked once at a time, and holds up nothing else."""
+        asked: list[Deferred[dict[bytes, set[str]]]] = []
+
+        async def online() -> dict[bytes, set[str]]:
+            asked.append(Deferred())
+            return await asked[0] if len(asked) == 1 else {}
+
+        self.connections.begin(os.getpid(), lambda pair: pair in self.inside, online)
+        self.connections.arrived = lambda *_: None
+        link = self.connect()
+        await self.connections._look_around()
+        first = ensureDeferred(self.connections._look_around())
+        while not asked:
+            await deferLater(reactor, 0.01)
+        await self.connections._look_around()
+        await deferLater(reactor, 0.2)
+        asked[0].callback({socket.inet_aton(self.here): {"bert"}})
+        await first
+        self.assertEqual(len(asked), 1)
+        self.assertEqual(await self.where("bert"), {endpoint(*link.getsockname())})
+        self.assertLess(self.connections._rest, 0.2 / connections.SHARE)
+
+    def test_a_core_that_is_slow_to_say_who_is_online(self) -> Deferred[None]:
+        return ensureDeferred(self._slow_to_say())
+
+    async def _led_on(self) -> None:
+        """Of a connection that the inbound has led to another one no line tells, and its user may be anybody there."""
+        self.connections = self.make(Door(self.ports, leads_on=True))
+        self.connections.arrived = lambda *_: None
+        self.connect()
+        self.there = {socket.inet_aton(self.here): {"bert"}}
+        for _ in range(2):
+            await self.connections._look_around()
+        self.assertEqual(await self.where("bert"), set())
+
+    def test_who_is_led_on_is_not_taken_for_another(self) -> Deferred[None]:
+        return ensureDeferred(self._led_on())
 
     def test_a_late_line_has_the_say(self) -> Deferred[None]:
         return ensureDeferred(self._late_line(out_first=False))
@@ -165,7 +207,7 @@ class ConnectionsTests(TestCase):
         """Of two connections from one address the core told of bert's alone; anna, who is removed, is online there."""
         lined, unlined = self.connect(), self.connect()
         self.line(lined, "bert")
-        self.there = {socket.inet_aton("127.0.0.1"): {"anna", "bert"}}
+        self.there = {socket.inet_aton(self.here): {"anna", "bert"}}
         for _ in range(2):
             await self.looked()
         self.assertFalse(ended(unlined), "nobody was removed")
@@ -183,7 +225,7 @@ class ConnectionsTests(TestCase):
 
     async def _back_without_a_line(self) -> None:
         unlined = self.connect()
-        self.there = {socket.inet_aton("127.0.0.1"): {"anna"}}
+        self.there = {socket.inet_aton(self.here): {"anna"}}
         self.connections.put_out([("home", "anna")])
         for _ in range(3):
             await self.looked()
@@ -283,6 +325,37 @@ class ConnectionsTests(TestCase):
         self.assertFalse(ended(link))
         await self.put_out("bert")
         self.assertTrue(ended(link))
+
+    async def test_a_user_who_uses_a_port_again_is_heard_again(self) -> None:
+        """Another connection of theirs from the same port is one, though they had that before; another line is none."""
+        self.patch(connections, "LEARN", 0.01)
+        came: list[tuple[str, bytes]] = []
+        self.connections.arrived = lambda key, address: came.append((key, address))
+        link = self.connect()
+        for _ in range(3):
+            self.line(link, "anna")
+            await self.looked()
+        self.assertEqual(came, [("anna", socket.inet_aton(self.here))])
+        link = self.connect_again(link)
+        self.line(link, "anna")
+        self.line(link, "anna")
+        await self.looked()
+        self.assertEqual(came, [("anna", socket.inet_aton(self.here))] * 2)
+        self.line(link, "anna")
+        await self.looked()
+        self.assertEqual(len(came), 2)
+
+    async def test_who_wants_to_know_of_connections_and_fails(self) -> None:
+        """What goes wrong about one is logged: a line goes to others, too, and a core whose pipe is closed dies."""
+
+        def arrived(key: str, address: bytes) -> None:
+            raise RuntimeError("never mind")
+
+        self.connections.arrived = arrived
+        link = self.connect()
+        self.line(link, "anna")
+        self.assertEqual(await self.where("anna"), {endpoint(*link.getsockname())})
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
     async def test_late_line_of_who_used_the_port_again(self) -> None:
         """Who is out is out, also where somebody who is in had the port before."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drivers.xray.accounts import Inbound
-from drivers.xray.doors import Door, doors
+from drivers.xray.doors import Door, doors, unseen
 from protos import xray_pb2
 from protos.xray_pb2 import InboundHandlerConfig, ReceiverConfig, StreamConfig, TypedMessage
 
@@ -48,6 +48,35 @@ def test_transports(transport: str, shared: bool) -> None:
     found = door("vless", StreamConfig(protocol_name=transport))
     assert found is not None
     assert found.shared is shared
+
+
+def test_who_leads_on() -> None:
+    """By the ports of an inbound with fallbacks others come, too, and so do the users of one that others lead to."""
+    proxied = StreamConfig()
+    proxied.socket_settings.accept_proxy_protocol = True
+    tags = ("in", "front", "behind")
+    handlers = [handler("in", (80, 80)), handler("front", (443, 443), fallbacks=1)]
+    found = doors(
+        [*handlers, handler("behind", (81, 81), stream=proxied)], {tag: Inbound(tag, "trojan") for tag in tags}
+    )
+    assert {tag: found[tag].leads_on for tag in tags} == {"in": False, "front": True, "behind": True}
+
+
+def test_of_whose_users_nothing_is_known() -> None:
+    """They come by UDP, or by a server in front of the core: by its own connections, or a socket in the file system."""
+    proxied, path = StreamConfig(), handler("path", (443, 443))
+    proxied.socket_settings.accept_proxy_protocol = True
+    receiver = ReceiverConfig.FromString(path.receiver_settings.value)
+    receiver.listen.domain = "/run/in.sock"
+    path.receiver_settings.value = receiver.SerializeToString()
+    udp = handler("udp", (82, 82), stream=StreamConfig(protocol_name="mkcp"))
+    handlers = [handler("in", (80, 80)), handler("proxied", (81, 81), stream=proxied), udp, path]
+    inbounds = {one.tag: Inbound(one.tag, "trojan") for one in handlers}
+    found = unseen(inbounds, doors(handlers, inbounds))
+    assert found.keys() == {"proxied", "udp", "path"} and "UDP" in found["udp"] and "server" in found["path"]
+    # With a front of the core's own it is known.
+    handlers.append(handler("front", (443, 443), fallbacks=1))
+    assert "proxied" not in unseen(inbounds, doors(handlers, inbounds))
 
 
 @pytest.mark.parametrize("transport", ["mkcp", "hysteria"])

@@ -58,6 +58,9 @@ class FakeConnections:
     async def suspect(self, changed: Any) -> None:
         pass
 
+    def put_out(self, pairs: Any) -> None:
+        pass
+
     async def end(self, wanted: Mapping[Endpoint, Ports]) -> None:
         self.ended |= wanted.keys()
 

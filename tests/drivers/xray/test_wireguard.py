@@ -240,6 +240,9 @@ class Nobody:
     async def suspect(self, changed: Iterable[object]) -> None:
         assert list(changed) is not None
 
+    def put_out(self, pairs: Iterable[object]) -> None:
+        assert list(pairs) is not None
+
     async def end(self, wanted: object) -> None:
         assert wanted == {}
 

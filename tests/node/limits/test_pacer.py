@@ -171,6 +171,19 @@ class PacerTests(SynchronousTestCase):
         self.tick()
         self.assertEqual(self.run_.doors, {"a": None})
 
+    def test_listeners_that_could_not_be_told_are_told_again(self) -> None:
+        self.limits["anna"] = TEN
+        run = self.runs("anna")
+        self.clock.advance(0)
+        self.assertEqual(run.doors, {"a": 10 * MBIT})
+        run.deaf = True
+        self.say("anna", NONE)
+        self.tick()
+        self.assertEqual(run.doors, {"a": 10 * MBIT})
+        run.deaf = False
+        self.tick()
+        self.assertEqual(run.doors, {"a": None})
+
     def test_a_new_run_is_told_before_anybody_comes(self) -> None:
         self.limits["anna"] = TEN
         run = self.runs("anna")
@@ -243,3 +256,38 @@ class PacerTests(SynchronousTestCase):
         self.assertEqual(self.run_.told, [{b"1": None}])
         self.say("anna", NONE)
         self.assertEqual(self.run_.windows, {b"1": None})
+
+    def test_a_window_is_taken_away_though_the_run_did_not_tell_when_the_limit_was(self) -> None:
+        self.limits["anna"] = Limit(up=10_000_000)
+        self.run_.connect("anna", b"1")
+        # The next tick is one of those at which not everybody is looked at.
+        self.clock.pump([TICK] * 3)
+        self.run_.blind = True
+        self.say("anna", NONE)
+        self.run_.blind = False
+        self.assertEqual(self.run_.windows, {b"1": 50_000})
+        self.tick(2)
+        self.assertEqual(self.run_.windows, {b"1": None})
+        self.assertTrue(self.flushLoggedErrors())
+
+    def test_a_window_of_a_connection_that_is_nobodys_any_more_is_taken_away(self) -> None:
+        self.limits["anna"] = Limit(up=10_000_000)
+        self.run_.connect("anna", b"1")
+        self.tick()
+        self.run_.move(b"1", key="")
+        self.tick(2)
+        self.assertEqual(self.run_.windows, {b"1": None})
+
+    def test_who_has_no_speed_is_let_go_though_the_run_did_not_tell_at_first(self) -> None:
+        self.limits["anna"] = TEN
+        run = self.runs("anna")
+        self.clock.advance(0)
+        run.accounts["a"]["dora"] = b""
+        run.connect("dora", b"1")
+        run.blind = True
+        self.clock.advance(GATHER)
+        self.assertEqual(run.rates[b"1"], 10 * MBIT)
+        run.blind = False
+        self.tick()
+        self.assertIsNone(run.rates[b"1"])
+        self.assertTrue(self.flushLoggedErrors())
