@@ -120,9 +120,9 @@ class Book:
         return self._summary
 
     def _sum_up(self) -> LimitsSummary:
-        off = [self._counts[key] for key in self.off if key in self._users and key in self._counts]
-        near = sum(count.near and not count.off_since for count in self._counts.values())
-        expired = sum(count.expired for count in off)
+        off = [(self._counts[key], self.limit_of(key)) for key in self.off if key in self._users]
+        expired = sum(count.expired and not limit.expires_told for count, limit in off)
+        near = sum(count.near and not count.off_since and key in self._users for key, count in self._counts.items())
         if self._limited is None:
             self._limited = sum(1 for _ in self.limited())
         return LimitsSummary(limited=self._limited, off_quota=len(off) - expired, off_expired=expired, near=near)
@@ -135,15 +135,19 @@ class Book:
                 self._rules.of(packed, ())
 
     def install(self, said: Mapping[str, bytes], users: Collection[str]) -> AbstractSet[str]:
-        before, was = self._said, self._users
-        self._said, self._users = said, users
-        self._limits.clear()
+        before, was, limits = self._said, self._users, self._limits
+        self._said, self._users, self._limits = said, users, {}
         self._summary = self._limited = None
         changed = [key for key, packed in said.items() if before.get(key) != packed]
         changed += before.keys() - said.keys()
         # Of those who were no users until now nothing was seen to.
         known = self._counts.keys() | self._words.keys()
         changed += [key for key in known if key in users and key not in was]
+        if self._rules.by_inbound:
+            # They may be in other inbounds than they were.
+            changed += [key for key in users if limits.get(key) != self.limit_of(key)]
+        elif self._rules.everybody.expires_at:
+            changed += [key for key in users if key not in was]
         for key in changed:
             self._judge(key)
         self.changed(changed)
@@ -262,6 +266,8 @@ class Book:
             elif now - count.gone_since > REMEMBERED:
                 del self._counts[key]
                 self._words.pop(key, None)
+                # Whoever comes with this name is somebody else.
+                self.off.discard(key)
                 self._stir(key)
 
     def _record(self, key: str) -> bytes | None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from node.contract.counters import DIRECTIONS, Scope, counter_name
-from node.limits.book import Book, News, Told
+from node.limits.book import REMEMBERED, Book, News, Told
 from node.limits.count import EXPIRY, QUOTA, Count, begins, next_look, roll
 from node.limits.defaults import Defaults
 from node.limits.limits import Limit, Period, Way
@@ -313,3 +313,48 @@ class UsedIsWhatWasSeen(RuleBasedStateMachine):
 
 
 TestUsed = UsedIsWhatWasSeen.TestCase
+
+
+def test_who_was_forgotten_while_they_were_off_is_in_when_they_come_again() -> None:
+    book, clock = book_of({"ann": until(NOON - 5)})
+    book.install({}, ())
+    book.forget_gone()
+    clock.now += REMEMBERED + 1
+    book.forget_gone()
+    assert not book.install({}, {"ann"}) and book.count_of("ann") is None
+
+
+def test_time_that_is_over_for_everybody_is_over_for_a_whole_set() -> None:
+    everybody = Limits(expires_at=int(NOON) + 5)
+    book, clock = book_of({}, "ann", defaults=Defaults(everybody))
+    clock.now += 5
+    book.turn()
+    assert book.off == {"ann"}
+    assert book.install({}, {"ann", "bob"}) == {"ann", "bob"}
+
+
+def test_a_whole_set_moves_users_to_other_inbounds() -> None:
+    """What holds there holds at once: who was off is in, and who has a quota now is counted."""
+    inbounds, clock = {"ann": ("free",), "bob": ("paid",)}, Clock()
+    defaults = Defaults(inbounds={"free": Limits(bytes=Quota(bytes=100))})
+    book = Book(clock, defaults, inbounds.__getitem__)
+    book.install({}, {*NAMES})
+    book.say("bob", until(NOON + 5))
+    book.say("bob", None)
+    book.book(carried("ann", 100))
+    assert book.off == {"ann"}
+    inbounds.update(ann=("paid",), bob=("free",))
+    assert not book.install({}, {*NAMES})
+    book.book(carried("bob", 100))
+    assert book.off == {"bob"}
+
+
+def test_a_summary_is_of_those_who_are_users_and_for_what_they_are_off() -> None:
+    told = Limits(bytes=Quota(bytes=100), expires_at=int(NOON) - 1, expires_action=service_pb2.TELL)
+    book, _ = book_of({"ann": told.SerializeToString(deterministic=True), "bob": quota(100)})
+    for name, size in (("ann", 100), ("bob", 90)):
+        book.book(carried(name, size))
+    summary = book.summary()
+    assert (summary.off_quota, summary.off_expired, summary.near) == (1, 0, 1)
+    book.install({}, ())
+    assert book.summary() == service_pb2.LimitsSummary()
