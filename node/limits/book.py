@@ -234,16 +234,30 @@ class Book:
     # What outlives the node
 
     def restore(self, records: Iterable[tuple[str, bytes]]) -> None:
-        """What an earlier node left. What this one knows already stays."""
+        """What an earlier node left, which may be read late: what was said meanwhile stays, and bytes add up."""
         for key, packed in records:
             word, count = unpack(packed)
+            self._limits.pop(key, None)
             if word is not None:
                 self._words.setdefault(key, word)
             if count is not None:
-                self._counts.setdefault(key, count)
+                self._counts[key] = self._joined(key, count)
+        self._limited = None
         for key in [key for key in self._counts.keys() | self._words.keys() if key in self._users]:
-            self._limits.pop(key, None)
             self._judge(key)
+
+    def _joined(self, key: str, earlier: Count) -> Count:
+        """What an earlier node counted, with what this one did before it knew that."""
+        count = self._counts.get(key)
+        if count is not None and begins(earlier, self.limit_of(key), self.now()):
+            return count
+        if count is not None:
+            earlier.add(count.up, count.down)
+            self._stir(key)
+        if key in self._users and key not in self.off:
+            # They are in: it is news if they are not to be.
+            earlier.off_since = 0.0
+        return earlier
 
     def records(self, keys: Iterable[str]) -> dict[str, bytes | None]:
         """What is to be kept of these; None for nothing."""

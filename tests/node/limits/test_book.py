@@ -358,3 +358,70 @@ def test_a_summary_is_of_those_who_are_users_and_for_what_they_are_off() -> None
     assert (summary.off_quota, summary.off_expired, summary.near) == (1, 0, 1)
     book.install({}, ())
     assert book.summary() == service_pb2.LimitsSummary()
+
+
+def test_a_clock_that_is_wrong() -> None:
+    """Fast for a while: periods begin as they did before."""
+    book, clock = book_of({"ann": quota(100, period=Quota.MONTH)})
+    clock.now += 3650 * DAY
+    book.turn()
+    clock.now = NOON
+    book.look_again()
+    book.book(carried("ann", 100))
+    assert book.off == {"ann"}
+    clock.now += 31 * DAY
+    book.turn()
+    assert not book.off
+
+
+def test_a_clock_that_knew_nothing() -> None:
+    """Slow for a while, as on a machine without a battery: no period begins twice, whatever restarts meanwhile."""
+    book, clock = book_of({"ann": quota(100, period=Quota.MONTH)})
+    book.book(carried("ann", 100))
+    clock.now = 60.0
+    book.look_again()
+    restarted = Book(clock)
+    restarted.restore((key, packed) for key, packed in book.everything().items() if packed)
+    restarted.install({"ann": quota(100, period=Quota.MONTH)}, {"ann"})
+    clock.now = NOON + 10
+    restarted.turn()
+    assert restarted.off == {"ann"}
+    clock.now += 31 * DAY
+    restarted.turn()
+    assert not restarted.off
+
+
+def test_what_was_left_may_be_read_late() -> None:
+    """Of a disk that could not be read when the node began: what was counted by then and before adds up."""
+    said = {"ann": quota(100, period=Quota.DAY), "bob": until(NOON - 5)}
+    before, _ = book_of(said)
+    before.book(carried("ann", 60))
+    left = {key: packed for key, packed in before.everything().items() if packed}
+    book, _ = book_of({**said, "bob": b""})
+    book.book(carried("ann", 50))
+    assert not book.off
+    book.restore(left.items())
+    assert book.off == {"ann"} and book.left("ann") == -10 and "ann" in book.dirty
+    assert book.news == [Told(News.CUT, "ann", QUOTA)]
+
+
+def test_who_is_off_by_what_is_read_late_is_put_out() -> None:
+    before, _ = book_of({}, "ann")
+    before.say("ann", until(NOON - 5))
+    left = {key: packed for key, packed in before.everything().items() if packed}
+    book, _ = book_of({}, "ann")
+    book.restore(left.items())
+    assert book.off == {"ann"} and book.news == [Told(News.CUT, "ann", EXPIRY)]
+
+
+def test_nothing_of_another_period_is_read_late() -> None:
+    said = {"ann": quota(100, period=Quota.DAY)}
+    before, _ = book_of(said)
+    before.book(carried("ann", 60))
+    left = {key: packed for key, packed in before.everything().items() if packed}
+    book, clock = book_of(said)
+    clock.now += DAY
+    book.turn()
+    book.book(carried("ann", 50))
+    book.restore(left.items())
+    assert book.left("ann") == 50
