@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from enum import Enum
 from heapq import heapify, heappop, heappush
+from itertools import islice, repeat
 from typing import NamedTuple
 
 from node.limits.count import EXPIRY, NEAR, QUOTA, Count, begins, left, next_look, reached, reasons, roll
@@ -200,18 +201,32 @@ class Book:
         self._weigh(key, count, limit)
         return limit
 
-    def turn(self) -> None:
-        """See to what happens by the clock alone."""
+    def turn(self, most: int | None = None) -> bool:
+        """See to what happens by the clock alone, to so many at most. Returns whether there is more."""
         now = self.now()
-        while self._moments and self._moments[0][0] <= now:
+        for _ in repeat(None) if most is None else repeat(None, most):
+            if not self._moments or self._moments[0][0] > now:
+                return False
             _, key = heappop(self._moments)
             self._judge(key)
+        return self.next_turn <= now
 
-    def beginning(self) -> list[str]:
-        """Users whose count begins anew with the next `turn`."""
+    def beginning(self, most: int) -> list[str]:
+        """Users whose count begins anew with the next `turn`; where `most` are due it may be any of them."""
         now = self.now()
-        due = {key for moment, key in self._moments if moment <= now}
+        due = {*islice(self._due(now), most)}
+        if len(due) == most:
+            return [*due]
         return [key for key in due if (count := self._counts.get(key)) and begins(count, self.limit_of(key), now)]
+
+    def _due(self, now: float) -> Iterator[str]:
+        """Whose moment has come. What is behind one that has not come in the heap has not, either."""
+        places = [0]
+        while places:
+            place = places.pop()
+            if place < len(self._moments) and self._moments[place][0] <= now:
+                yield self._moments[place][1]
+                places += 2 * place + 1, 2 * place + 2
 
     def look_again(self) -> None:
         """Judge everybody anew: the clock was set back."""
@@ -225,6 +240,12 @@ class Book:
 
     def count_of(self, key: str) -> Count | None:
         return self._counts.get(key)
+
+    def counts(self, key: str) -> bool:
+        """Whether bytes of this user are counted, from now on if they were not: they come, and have a quota."""
+        if key not in self._counts and key in self._users and self.limit_of(key).quota:
+            self._judge(key)
+        return key in self._counts
 
     def left(self, key: str) -> int | None:
         """Bytes that a user may still use; None where nothing keeps them from using more."""

@@ -6,7 +6,7 @@ It looks at what `node.traffic` books, and at the clock; it changes who is off t
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sized
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
@@ -111,7 +111,7 @@ class Enforcement:
 
     def arrived(self, key: str) -> None:
         """The user has a new connection."""
-        if self._book.count_of(key) is not None:
+        if self._book.counts(key):
             self.lookout.look_at(key)
 
     # Words
@@ -148,13 +148,21 @@ class Enforcement:
         self._due = False
         news, self._book.news = self._book.news, []
         self._untold += news
-        self._note()
+        noted = ensureDeferred(self._note())
+        try:
+            await self._put_out(news)
+        finally:
+            await noted
+        while self._untold:
+            told, self._untold = self._untold[:TURN], self._untold[TURN:]
+            self._events.tell(told)
+            await self._breathe(told)
+
+    async def _put_out(self, news: Iterable[Told]) -> None:
         if self._again_at < math.inf or any(told.news in (News.CUT, News.BACK) for told in news):
             self._again_at = self._reactor.seconds() + AGAIN
             await self._people.keep_out(self._book.off)
             self._again_at = math.inf
-        told, self._untold = self._untold, []
-        self._events.tell(told)
 
     # The clock
 
@@ -164,15 +172,16 @@ class Enforcement:
         if now < before - BACK:
             self._book.look_again()
         if self._book.next_turn <= now:
-            await self._read_soon(self._book.beginning())
-            self._book.turn()
+            await self._read_soon(self._book.beginning(FEW + 1))
+            while self._book.turn(TURN):
+                await deferLater(self._reactor, 0)
         if self._reactor.seconds() > self._tidied + TIDY:
             self._tidied = self._reactor.seconds()
             self._book.forget_gone()
         if self._reactor.seconds() >= self._again_at:
             self._begin()
         if self._book.stirred:
-            self._note()
+            await self._note()
         self.heed()
 
     async def _read_soon(self, keys: Collection[str]) -> None:
@@ -189,11 +198,20 @@ class Enforcement:
         left = self._book.left(key)
         return None if left is None or key in self._book.off else (self._book.limit_of(key).quota, left)
 
-    def _note(self) -> None:
+    async def _note(self) -> None:
         """Have all on disk: what was used with the bytes that it was, as far as those are not there."""
         self._book.stirred = False
         self._save()
-        self._keep(self._book.dirty)
+        keys = [*self._book.dirty]
+        for begin in range(0, len(keys), TURN):
+            part = keys[begin : begin + TURN]
+            self._keep(self._book.dirty.intersection(part))
+            await self._breathe(part)
+
+    async def _breathe(self, part: Sized) -> None:
+        """Let others work before the next part, if there may be one."""
+        if len(part) == TURN:
+            await deferLater(self._reactor, 0)
 
     def _keep(self, keys: AbstractSet[str]) -> None:
         if keys:

@@ -77,10 +77,22 @@ def test_a_period_begins_anew() -> None:
     assert book.off == {"ann"}
     assert book.next_turn == clock.now + DAY / 2
     clock.now += DAY / 2
-    assert book.beginning() == ["ann"]
+    assert book.beginning(9) == ["ann"]
     book.turn()
     assert not book.off and book.left("ann") == 100
     assert book.next_turn == clock.now + DAY
+
+
+def test_many_have_their_turn_in_parts() -> None:
+    said = {f"user{number}": until(NOON + number) for number in range(100)}
+    book, clock = book_of(said)
+    clock.now += 49
+    # Nobody's count begins, but who is asked for is not gone through where there are many.
+    assert not book.beginning(50) and len(book.beginning(20)) == 20
+    for count in (11, 21, 31, 41):
+        assert book.turn(10)
+        assert len(book.off) == count
+    assert not book.turn(10) and len(book.off) == 50
 
 
 def test_time_is_over() -> None:

@@ -12,7 +12,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from node.errors import CoreFailed
 from node.events.kinds import Kind
 from node.limits.book import Book
-from node.limits.enforcement import AGAIN, TICK, Enforcement
+from node.limits.defaults import Defaults
+from node.limits.enforcement import AGAIN, TICK, TURN, Enforcement
 from node.limits.events import LimitEvents
 from node.traffic.readings import Wanted
 from node.traffic.sums import Sums
@@ -22,14 +23,14 @@ from protos.service_pb2 import Limits, Quota
 class World:
     """What an enforcement has around it."""
 
-    def __init__(self) -> None:
+    def __init__(self, defaults: Defaults | None = None) -> None:
         self.clock = Clock()
         self.off: list[set[str]] = []
         self.fault: Exception | None = None
         self.kept: dict[str, bytes | None] = {}
         self.told: list[tuple[Kind, object]] = []
         self.read: list[Wanted] = []
-        self.book = Book(lambda: 1e9 + self.clock.seconds())
+        self.book = Book(lambda: 1e9 + self.clock.seconds(), defaults)
         around: Any = self.clock, self.book, self, self, LimitEvents(self, self.clock, str)
         self.enforcement = Enforcement(
             *around, read=self.reading, save=lambda: None, may_carry=lambda _: True, interval=10.0
@@ -103,3 +104,36 @@ class EnforcementTests(SynchronousTestCase):
         count = len(self.world.read)
         self.pass_by(20)
         self.assertEqual(len(self.world.read), count)
+
+    def test_of_many_at_once_others_have_their_turns(self) -> None:
+        """All are judged, kept and told, and not in one go."""
+        names = [f"user{number}" for number in range(5 * TURN)]
+        self.world.say(**{name: Limits(expires_at=10**9 + 3) for name in names})
+        self.pass_by(1)
+        self.world.kept.clear()
+        self.pass_by(1.75)
+        steps = []
+
+        def other() -> None:
+            steps.append(len(self.world.book.off))
+            if steps[-1] < len(names):
+                self.world.clock.callLater(0, other)
+
+        self.world.clock.callLater(TICK / 2, other)
+        self.pass_by(2)
+        self.assertEqual(steps[-5:], [TURN, 2 * TURN, 3 * TURN, 4 * TURN, 5 * TURN])
+        for found in (self.world.off[-1], self.world.kept):
+            self.assertEqual(len(found), len(names))
+        self.assertEqual(self.world.book.news, [])
+
+    def test_who_has_a_quota_by_the_settings_is_looked_out_for_from_the_first_connection(self) -> None:
+        """Not from when everybody is read, as they have carried much by then."""
+        world = World(Defaults(Limits(bytes=Quota(bytes=10**7))))
+        world.enforcement.start()
+        self.addCleanup(world.enforcement.stop)
+        world.book.install({}, {"ann"})
+        world.enforcement.arrived("ann")
+        world.enforcement.arrived("somebody else")
+        world.clock.pump([TICK / 2] * 4)
+        self.assertTrue(world.read)
+        self.assertIsNone(world.book.count_of("somebody else"))
