@@ -24,6 +24,8 @@ from protos.service_pb2 import LimitsSummary
 REMEMBERED = 40 * 86_400.0
 # Bytes that nobody carries before they are read again.
 CLOSE = 2**30
+# Users above whom those of a whole set are seen to in parts, by `turn`.
+MANY = 2000
 # Moments above which those that are over are thrown away: each change of a user leaves one.
 SPARE = 10_000
 
@@ -76,9 +78,13 @@ class Book:
         self._counts: dict[str, Count] = {}
         self._limits: dict[str, Limit] = {}
         self._moments: list[tuple[float, str]] = []
+        # Users of a whole set who are to be seen to yet.
+        self._later: dict[str, None] = {}
+        # Who is near their quota; of users alone it means anything.
+        self._near: set[str] = set()
         # As long as they hold.
         self._summary: LimitsSummary | None = None
-        self._limited: int | None = None
+        self._limited: set[str] | None = None
 
     # What holds
 
@@ -123,10 +129,10 @@ class Book:
     def _sum_up(self) -> LimitsSummary:
         off = [(self._counts[key], self.limit_of(key)) for key in self.off if key in self._users]
         expired = sum(count.expired and not limit.expires_told for count, limit in off)
-        near = sum(count.near and not count.off_since and key in self._users for key, count in self._counts.items())
+        near = sum(key in self._users and key not in self.off for key in self._near)
         if self._limited is None:
-            self._limited = sum(1 for _ in self.limited())
-        return LimitsSummary(limited=self._limited, off_quota=len(off) - expired, off_expired=expired, near=near)
+            self._limited = {*self.limited()}
+        return LimitsSummary(limited=len(self._limited), off_quota=len(off) - expired, off_expired=expired, near=near)
 
     # Who there is
 
@@ -149,15 +155,24 @@ class Book:
             changed += [key for key in users if limits.get(key) != self.limit_of(key)]
         elif self._rules.everybody.expires_at:
             changed += [key for key in users if key not in was]
+        self._see_to(changed)
+        return self.off
+
+    def _see_to(self, changed: list[str]) -> None:
+        """Judge these, of whom other limits may hold. Of many only those at once of whom something was told."""
+        if len(changed) > MANY:
+            self._later |= dict.fromkeys(changed)
+            changed = [key for key in changed if (count := self._counts.get(key)) and (count.told or count.off_since)]
         for key in changed:
             self._judge(key)
         self.changed(changed)
-        return self.off
 
     def follow(self, key: str) -> bool:
         self._limits.pop(key, None)
-        self._summary = self._limited = None
+        self._summary = None
         self._judge(key)
+        if self._limited is not None:
+            (self._limited.add if key in self._users and self.limit_of(key).any else self._limited.discard)(key)
         if self.limits_anybody:
             self.changed((key,))
         return key in self.off
@@ -193,7 +208,7 @@ class Book:
                 count.add(up, down)
                 self.dirty.add(key)
             return None
-        if count is None:
+        if count is None or key in self._later:
             self._judge(key)
             count = self._counts[key]
         count.add(up, down)
@@ -203,6 +218,13 @@ class Book:
 
     def turn(self, most: int | None = None) -> bool:
         """See to what happens by the clock alone, to so many at most. Returns whether there is more."""
+        if some := [*islice(self._later, most)]:
+            for key in some:
+                del self._later[key]
+                self._judge(key)
+            self.changed(some)
+            if self._later:
+                return True
         now = self.now()
         for _ in repeat(None) if most is None else repeat(None, most):
             if not self._moments or self._moments[0][0] > now:
@@ -229,13 +251,14 @@ class Book:
                 places += 2 * place + 1, 2 * place + 2
 
     def look_again(self) -> None:
-        """Judge everybody anew: the clock was set back."""
-        for key in [*self._counts]:
-            self._judge(key)
+        """Have `turn` judge everybody anew: the clock was set back."""
+        self._later |= dict.fromkeys(self._counts)
 
     @property
     def next_turn(self) -> float:
         """When there may be something to see to."""
+        if self._later:
+            return -math.inf
         return self._moments[0][0] if self._moments else math.inf
 
     def count_of(self, key: str) -> Count | None:
@@ -303,6 +326,7 @@ class Book:
                 self._words.pop(key, None)
                 # Whoever comes with this name is somebody else.
                 self.off.discard(key)
+                self._near.discard(key)
                 self._stir(key)
 
     def _record(self, key: str) -> bytes | None:
@@ -353,10 +377,11 @@ class Book:
         now = self.now()
         at = reached(count, limit, now)
         near = bool(limit.quota) and count.used(limit.way) >= NEAR * limit.quota
-        if not (at or near or count.told or count.off_since):
+        if not (at or near or count.told or count.off_since or key in self._near):
             return  # most often
         why = reasons(at, limit)
         (self.off.add if why else self.off.discard)(key)
+        (self._near.add if near else self._near.discard)(key)
         self._tell(key, count, limit, at, near)
         # Who was off when the node ended is no news.
         if bool(why) != bool(count.off_since):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from node.contract.counters import DIRECTIONS, Scope, counter_name
-from node.limits.book import REMEMBERED, Book, News, Told
+from node.limits.book import MANY, REMEMBERED, Book, News, Told
 from node.limits.count import EXPIRY, QUOTA, Count, begins, next_look, roll
 from node.limits.defaults import Defaults
 from node.limits.limits import Limit, Period, Way
@@ -182,6 +182,7 @@ def test_a_clock_that_is_set_back() -> None:
     assert book.off == {"ann"}
     clock.now -= 10
     book.look_again()
+    book.turn()
     assert not book.off
     clock.now += 10
     book.turn()
@@ -379,6 +380,7 @@ def test_a_clock_that_is_wrong() -> None:
     book.turn()
     clock.now = NOON
     book.look_again()
+    book.turn()
     book.book(carried("ann", 100))
     assert book.off == {"ann"}
     clock.now += 31 * DAY
@@ -392,6 +394,7 @@ def test_a_clock_that_knew_nothing() -> None:
     book.book(carried("ann", 100))
     clock.now = 60.0
     book.look_again()
+    book.turn()
     restarted = Book(clock)
     restarted.restore((key, packed) for key, packed in book.everything().items() if packed)
     restarted.install({"ann": quota(100, period=Quota.MONTH)}, {"ann"})
@@ -437,3 +440,39 @@ def test_nothing_of_another_period_is_read_late() -> None:
     book.book(carried("ann", 50))
     book.restore(left.items())
     assert book.left("ann") == 50
+
+
+def test_a_whole_set_is_seen_to_in_parts() -> None:
+    """Who was off is so at once, the others soon; their summary is right at any time."""
+    names = [f"user{number}" for number in range(MANY + 1)]
+    said = dict.fromkeys(names, until(NOON + 5))
+    before, _ = book_of({"user1": until(NOON - 5)})
+    clock = Clock()
+    book = Book(clock)
+    book.restore((key, packed) for key, packed in before.everything().items() if packed)
+    asked = list[str]()
+    book.changed = asked.extend
+    clock.now += 5
+    assert book.install(said, said.keys()) == {"user1"}
+    assert book.next_turn <= clock.now
+    # Bytes of somebody who is still to be seen to.
+    book.book(carried("user2", 1))
+    while book.turn(100):
+        assert book.summary().limited == MANY + 1
+        assert book.summary().off_expired == len(book.off)
+    assert book.off == {*names} == {*asked} and book.next_turn == math.inf
+
+
+def test_near_is_who_is_near_now() -> None:
+    book, clock = book_of({"ann": quota(100, period=Quota.DAY), "bob": quota(100)})
+    for name in NAMES:
+        book.book(carried(name, 90))
+    assert book.summary().near == 2
+    clock.now += DAY
+    book.turn()
+    assert book.summary().near == 1
+    book.book(carried("bob", 10))
+    assert (book.summary().near, book.summary().off_quota) == (0, 1)
+    assert book.summary().limited == 2
+    book.say("bob", quota(0))
+    assert book.summary() == service_pb2.LimitsSummary(limited=1)
