@@ -108,10 +108,12 @@ class Book:
         said = self._said.get(key, b"")
         return word.limits if word is not None and word.over == said else said
 
-    def limited(self) -> Iterator[str]:
+    def limited(self) -> AbstractSet[str]:
         """The users who have limits."""
-        mine = self._users if self._rules.everybody.any or self._rules.by_inbound else {*self._said, *self._words}
-        return (key for key in mine if key in self._users and self.limit_of(key).any)
+        if self._limited is None:
+            mine = self._users if self._rules.everybody.any or self._rules.by_inbound else {*self._said, *self._words}
+            self._limited = {key for key in mine if key in self._users and self.limit_of(key).any}
+        return self._limited
 
     def is_user(self, key: str) -> bool:
         return key in self._users
@@ -130,9 +132,7 @@ class Book:
         off = [(self._counts[key], self.limit_of(key)) for key in self.off if key in self._users]
         expired = sum(count.expired and not limit.expires_told for count, limit in off)
         near = sum(key in self._users and key not in self.off for key in self._near)
-        if self._limited is None:
-            self._limited = {*self.limited()}
-        return LimitsSummary(limited=len(self._limited), off_quota=len(off) - expired, off_expired=expired, near=near)
+        return LimitsSummary(limited=len(self.limited()), off_quota=len(off) - expired, off_expired=expired, near=near)
 
     # Who there is
 
@@ -312,10 +312,18 @@ class Book:
         self.dirty.clear()
         return self.records({*self._words, *self._counts})
 
-    def forget_gone(self) -> None:
-        """Note who is a user no more, and forget who has not been one for long."""
+    @property
+    def counted(self) -> list[str]:
+        """Of whom there is a count, users or not."""
+        return [*self._counts]
+
+    def forget_gone(self, keys: Iterable[str]) -> None:
+        """Note who of these is a user no more, and forget who has not been one for long."""
         now = self.now()
-        for key, count in [*self._counts.items()]:
+        for key in keys:
+            count = self._counts.get(key)
+            if count is None:
+                continue
             if key in self._users:
                 count.gone_since = 0.0
             elif not count.gone_since:

@@ -6,7 +6,7 @@ It looks at what `node.traffic` books, and at the clock; it changes who is off t
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sized
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence, Sized
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
@@ -177,7 +177,9 @@ class Enforcement:
                 await deferLater(self._reactor, 0)
         if self._reactor.seconds() > self._tidied + TIDY:
             self._tidied = self._reactor.seconds()
-            self._book.forget_gone()
+            for part in _parts(self._book.counted):
+                self._book.forget_gone(part)
+                await self._breathe(part)
         if self._reactor.seconds() >= self._again_at:
             self._begin()
         if self._book.stirred:
@@ -202,9 +204,7 @@ class Enforcement:
         """Have all on disk: what was used with the bytes that it was, as far as those are not there."""
         self._book.stirred = False
         self._save()
-        keys = [*self._book.dirty]
-        for begin in range(0, len(keys), TURN):
-            part = keys[begin : begin + TURN]
+        for part in _parts([*self._book.dirty]):
             self._keep(self._book.dirty.intersection(part))
             await self._breathe(part)
 
@@ -217,3 +217,7 @@ class Enforcement:
         if keys:
             self._store.limits(self._book.records(keys))
             self._book.dirty -= keys
+
+
+def _parts(keys: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (keys[begin : begin + TURN] for begin in range(0, len(keys), TURN))

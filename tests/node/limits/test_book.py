@@ -151,9 +151,9 @@ def test_who_was_removed_has_used_it_all_the_same() -> None:
     book.install(said, {"ann"})
     assert book.off == {"ann"} and book.left("ann") == -7
     book.install({}, set())
-    book.forget_gone()
+    book.forget_gone(book.counted)
     clock.now += 41 * DAY
-    book.forget_gone()
+    book.forget_gone(book.counted)
     assert book.everything() == {}
 
 
@@ -331,9 +331,9 @@ TestUsed = UsedIsWhatWasSeen.TestCase
 def test_who_was_forgotten_while_they_were_off_is_in_when_they_come_again() -> None:
     book, clock = book_of({"ann": until(NOON - 5)})
     book.install({}, ())
-    book.forget_gone()
+    book.forget_gone(book.counted)
     clock.now += REMEMBERED + 1
-    book.forget_gone()
+    book.forget_gone(book.counted)
     assert not book.install({}, {"ann"}) and book.count_of("ann") is None
 
 
