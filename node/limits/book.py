@@ -177,6 +177,10 @@ class Book:
             self.changed((key,))
         return key in self.off
 
+    def said(self, key: str) -> bytes:
+        """What the user's own message says."""
+        return self._said.get(key, b"")
+
     def say(self, key: str, limits: bytes | None) -> None:
         """SetLimits says this of a user, or nothing any more."""
         if limits is None:

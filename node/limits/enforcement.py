@@ -6,7 +6,7 @@ It looks at what `node.traffic` books, and at the clock; it changes who is off t
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence, Sized
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
@@ -40,6 +40,8 @@ TIDY = 3600.0
 
 class People(Protocol):
     """Who may change who is in: see `node.backend.members.Members`."""
+
+    async def in_turn(self) -> None: ...
 
     async def keep_out(self, off: AbstractSet[str]) -> None: ...
 
@@ -77,6 +79,8 @@ class Enforcement:
         self._clock = Periodic("looking at the days of users' limits", self._tick, TICK, reactor)
         self._tidied = self._now = -math.inf
         self._due = False
+        # Of whom something is being said by SetLimits, and by which call last.
+        self._saying: dict[str, object] = {}
         # What is told when it is so.
         self._untold: list[Told] = []
         # When it is tried again to have users out, or in, unless it is done by then.
@@ -116,18 +120,34 @@ class Enforcement:
 
     # Words
 
-    async def say(self, words: Iterable[tuple[str, bytes | None]]) -> None:
-        """SetLimits says this of these users, by key. Returns when it is in force and on disk."""
-        words = [*words]
-        new = [key for key, _ in words if self._book.count_of(key) is None]
-        await self._read_soon(new)
-        for number, (key, limits) in enumerate(words, 1):
-            self._book.say(key, limits)
-            if number % TURN == 0:
-                await deferLater(self._reactor, 0)
+    async def say(self, words: Mapping[str, bytes | None]) -> None:
+        """SetLimits says this of these users, by key. Returns when it is in force and on disk.
+
+        Of words that overlap those hold that came last, also of the users' own.
+        """
+        await self._people.in_turn()
+        call = object()
+        self._saying |= dict.fromkeys(words, call)
+        over = {key: self._book.said(key) for key in words}
+        try:
+            await self._read_soon([key for key in words if self._book.count_of(key) is None])
+            for number, (key, limits) in enumerate(words.items(), 1):
+                # What came meanwhile is the last word.
+                if self._saying.get(key) is call and self._holds(key, over[key]):
+                    self._book.say(key, limits)
+                if number % TURN == 0:
+                    await deferLater(self._reactor, 0)
+        finally:
+            for key in words:
+                if self._saying.get(key) is call:
+                    del self._saying[key]
         self.heed()
         await self._enforce()
         await self._store.flush()
+
+    def _holds(self, key: str, over: bytes) -> bool:
+        """Whether a user's own message says what it did; of who is no user there is none."""
+        return not self._book.is_user(key) or self._book.said(key) == over
 
     def heed(self) -> None:
         """Something may have happened to users: see to it soon, once."""

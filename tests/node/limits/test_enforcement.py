@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from twisted.internet.task import Clock
+from twisted.internet.defer import ensureDeferred
+from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.errors import CoreFailed
@@ -30,11 +31,15 @@ class World:
         self.kept: dict[str, bytes | None] = {}
         self.told: list[tuple[Kind, object]] = []
         self.read: list[Wanted] = []
+        self.slow = 0.0
         self.book = Book(lambda: 1e9 + self.clock.seconds(), defaults)
         around: Any = self.clock, self.book, self, self, LimitEvents(self, self.clock, str)
         self.enforcement = Enforcement(
             *around, read=self.reading, save=lambda: None, may_carry=lambda _: True, interval=10.0
         )
+
+    async def in_turn(self) -> None:
+        pass
 
     async def keep_out(self, off: AbstractSet[str]) -> None:
         if self.fault is not None:
@@ -46,6 +51,7 @@ class World:
 
     async def reading(self, wanted: Wanted) -> None:
         self.read.append(wanted)
+        await deferLater(self.clock, self.slow)
 
     def limits(self, records: Mapping[str, bytes | None]) -> None:
         self.kept.update(records)
@@ -137,3 +143,31 @@ class EnforcementTests(SynchronousTestCase):
         world.clock.pump([TICK / 2] * 4)
         self.assertTrue(world.read)
         self.assertIsNone(world.book.count_of("somebody else"))
+
+    def set(self, *names: str, addresses: int) -> None:
+        word = Limits(addresses=addresses).SerializeToString(deterministic=True)
+        ensureDeferred(self.world.enforcement.say(dict.fromkeys(names, word))).addErrback(self.fail)
+
+    def addresses(self, name: str) -> int:
+        return self.world.book.limit_of(name).addresses
+
+    def test_of_words_that_overlap_the_last_holds(self) -> None:
+        """However long it takes until they are in force."""
+        many = [f"user{number}" for number in range(2 * TURN)]
+        self.set(*many, "ann", addresses=1)
+        self.pass_by(1)
+        self.assertEqual(self.addresses("ann"), 1)
+        self.world.slow = 0.3
+        self.set("new", "ann", addresses=2)
+        self.set("ann", addresses=3)
+        self.assertEqual(self.addresses("ann"), 3)
+        self.pass_by(2)
+        self.assertEqual((self.addresses("ann"), self.addresses("new")), (3, 2))
+
+    def test_a_message_that_comes_while_a_word_is_not_in_force_yet_is_the_last(self) -> None:
+        self.world.say(ann=Limits(addresses=1))
+        self.world.slow = 0.3
+        self.set("bob", "ann", addresses=2)
+        self.world.say(ann=Limits(addresses=3))
+        self.pass_by(1)
+        self.assertEqual((self.addresses("ann"), self.addresses("bob")), (3, 2))
