@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from enum import Enum
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nsmallest
 from itertools import islice, repeat
 from typing import NamedTuple
 
@@ -22,6 +22,8 @@ from protos.service_pb2 import LimitsSummary
 
 # Seconds for which it is remembered what users have used who are users no more: longer than any period.
 REMEMBERED = 40 * 86_400.0
+# And of how many of them at most: a controller may say names without end.
+MOST_GONE = 300_000
 # Bytes that nobody carries before they are read again.
 CLOSE = 2**30
 # Users above whom those of a whole set are seen to in parts, by `turn`.
@@ -321,6 +323,11 @@ class Book:
         """Of whom there is a count, users or not."""
         return [*self._counts]
 
+    @property
+    def crowded(self) -> bool:
+        """Whether more is remembered of users who are none than there is room for."""
+        return len(self._counts) > len(self._users) + MOST_GONE
+
     def forget_gone(self, keys: Iterable[str]) -> None:
         """Note who of these is a user no more, and forget who has not been one for long."""
         now = self.now()
@@ -334,12 +341,24 @@ class Book:
                 count.gone_since = now
                 self._stir(key)
             elif now - count.gone_since > REMEMBERED:
-                del self._counts[key]
-                self._words.pop(key, None)
-                # Whoever comes with this name is somebody else.
-                self.off.discard(key)
-                self._near.discard(key)
-                self._stir(key)
+                self._forget(key)
+
+    def make_room(self) -> None:
+        """Of users who are none forget those who are gone for longest, down to half of what there is room for."""
+        if self.crowded:
+            gone = [
+                (count.gone_since or math.inf, key) for key, count in self._counts.items() if key not in self._users
+            ]
+            for _, key in nsmallest(len(gone) - MOST_GONE // 2, gone):
+                self._forget(key)
+
+    def _forget(self, key: str) -> None:
+        """Whoever comes with this name is somebody else."""
+        del self._counts[key]
+        self._words.pop(key, None)
+        self.off.discard(key)
+        self._near.discard(key)
+        self._stir(key)
 
     def _record(self, key: str) -> bytes | None:
         word, count = self._words.get(key), self._counts.get(key)

@@ -195,6 +195,7 @@ class Enforcement:
             await self._read_soon(self._book.beginning(FEW + 1))
             while self._book.turn(TURN):
                 await deferLater(self._reactor, 0)
+        self._book.make_room()
         if self._reactor.seconds() > self._tidied + TIDY:
             self._tidied = self._reactor.seconds()
             for part in _parts(self._book.counted):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -476,3 +477,18 @@ def test_near_is_who_is_near_now() -> None:
     assert book.summary().limited == 2
     book.say("bob", quota(0))
     assert book.summary() == service_pb2.LimitsSummary(limited=1)
+
+
+def test_names_without_end_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who are gone for longest first, and nobody who is a user."""
+    monkeypatch.setattr("node.limits.book.MOST_GONE", 20)
+    book, _ = book_of({name: quota(100) for name in NAMES})
+    for number in range(20):
+        book.say(f"user{number}", quota(100))
+    book.forget_gone(["user7"])
+    book.make_room()
+    assert len(book.counted) == 22
+    book.say("user20", quota(100))
+    book.make_room()
+    assert len(book.counted) == 12 and {*NAMES} <= {*book.counted} and not book.knows("user7")
+    assert book.records(["user7"]) == {"user7": None} and "user7" in book.dirty
