@@ -70,13 +70,13 @@ class Signal:
     """Fires once, for any number of waiters."""
 
     def __init__(self) -> None:
-        self.fired = False
+        self._fired = False
         self._waiters = Waiters()
 
     def fire(self) -> None:
-        self.fired = True
+        self._fired = True
         self._waiters.wake()
 
     async def wait(self) -> None:
-        if not self.fired:
+        if not self._fired:
             await self._waiters.wait()

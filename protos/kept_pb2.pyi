@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class KeptLimits(_message.Message):
-    __slots__ = ("word", "over", "since", "began", "before", "up", "down", "near", "reached", "expired", "off_since", "gone_since")
+    __slots__ = ("word", "over", "since", "began", "before", "up", "down", "near", "reached", "expired", "off_since", "gone_since", "ahead")
     WORD_FIELD_NUMBER: _ClassVar[int]
     OVER_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class KeptLimits(_message.Message):
     EXPIRED_FIELD_NUMBER: _ClassVar[int]
     OFF_SINCE_FIELD_NUMBER: _ClassVar[int]
     GONE_SINCE_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     word: bytes
     over: bytes
     since: int
@@ -32,7 +33,8 @@ class KeptLimits(_message.Message):
     expired: bool
     off_since: float
     gone_since: float
-    def __init__(self, word: _Optional[bytes] = ..., over: _Optional[bytes] = ..., since: _Optional[int] = ..., began: _Optional[float] = ..., before: _Optional[int] = ..., up: _Optional[int] = ..., down: _Optional[int] = ..., near: bool = ..., reached: bool = ..., expired: bool = ..., off_since: _Optional[float] = ..., gone_since: _Optional[float] = ...) -> None: ...
+    ahead: float
+    def __init__(self, word: _Optional[bytes] = ..., over: _Optional[bytes] = ..., since: _Optional[int] = ..., began: _Optional[float] = ..., before: _Optional[int] = ..., up: _Optional[int] = ..., down: _Optional[int] = ..., near: bool = ..., reached: bool = ..., expired: bool = ..., off_since: _Optional[float] = ..., gone_since: _Optional[float] = ..., ahead: _Optional[float] = ...) -> None: ...
 
 class KeptBytes(_message.Message):
     __slots__ = ("received", "sent")
@@ -43,7 +45,7 @@ class KeptBytes(_message.Message):
     def __init__(self, received: _Optional[int] = ..., sent: _Optional[int] = ...) -> None: ...
 
 class KeptNode(_message.Message):
-    __slots__ = ("began", "seen", "used", "near", "over", "boot", "last")
+    __slots__ = ("began", "seen", "used", "near", "over", "boot", "last", "ahead")
     class LastEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +60,7 @@ class KeptNode(_message.Message):
     OVER_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     began: float
     seen: float
     used: KeptBytes
@@ -65,4 +68,5 @@ class KeptNode(_message.Message):
     over: bool
     boot: str
     last: _containers.MessageMap[str, KeptBytes]
-    def __init__(self, began: _Optional[float] = ..., seen: _Optional[float] = ..., used: _Optional[_Union[KeptBytes, _Mapping]] = ..., near: bool = ..., over: bool = ..., boot: _Optional[str] = ..., last: _Optional[_Mapping[str, KeptBytes]] = ...) -> None: ...
+    ahead: float
+    def __init__(self, began: _Optional[float] = ..., seen: _Optional[float] = ..., used: _Optional[_Union[KeptBytes, _Mapping]] = ..., near: bool = ..., over: bool = ..., boot: _Optional[str] = ..., last: _Optional[_Mapping[str, KeptBytes]] = ..., ahead: _Optional[float] = ...) -> None: ...

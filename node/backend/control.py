@@ -53,8 +53,11 @@ class Control:
             await before.wait()
 
     async def quiet(self) -> None:
-        """Wait until no operation settles its users, for a change of them that no controller asked for."""
-        while self._operations and not self._operations[-1].settled.fired:
+        """Wait until all that came before has settled its users, for a change of them that no controller asked for.
+
+        What comes next begins behind that change. Other than `settled` it parts nothing that is asked for alike.
+        """
+        if self._operations:
             await self._operations[-1].settled.wait()
 
     async def run(

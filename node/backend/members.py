@@ -70,6 +70,10 @@ class Members:
         await self.recorded()
         raise_refused(refused)
 
+    async def in_turn(self) -> None:
+        """Wait until what came before is taken into the desired set."""
+        await self._control.settled()
+
     async def keep_out(self, off: AbstractSet[str]) -> None:
         """Have these users out, and no others, as their limits want it: they and what they claim stay as they are."""
         await self._control.quiet()

@@ -63,7 +63,8 @@ class Roster:
         supplied = users if isinstance(users, Supplied) else Supplied.of(users)
         supplied, refused = supplied.within(roster.known), supplied.refused
         if before and before._account_of == account_of and _alike(before.users, supplied.packed):
-            return before, refused + before._fill(supplied)
+            # Nothing of it becomes another object: others look at what is there.
+            return before, refused + before._doubts(supplied)
         if before:
             helped = before._keeping(supplied.packed, account_of)
             doubts = helped._fill(supplied)
@@ -100,6 +101,11 @@ class Roster:
                 refused += self._refusals(key, user, tags)
         self.users, self.limits = supplied.packed, supplied.limits
         return refused
+
+    def _doubts(self, supplied: Supplied) -> list[Refusal]:
+        """Which users of a set that is this one cannot be used."""
+        rows = zip(supplied.packed, supplied.users, supplied.tags, strict=True)
+        return [refusal for key, user, tags in rows for refusal in self._refusals(key, user, tags)]
 
     def known(self, tags: Tags) -> Tags:
         """Of these inbounds those that are here, each once."""

@@ -6,15 +6,16 @@ from protos.service_pb2 import LimitAction, Limits, Quota
 
 # The last second of the year 9999; what is greater is in other units than seconds.
 _LAST = 253_402_300_799
+_ACTIONS = frozenset(LimitAction.values())
+_WAYS, _PERIODS = frozenset(Quota.Way.values()), frozenset(Quota.Period.values())
 
 
 def fault_of(limits: Limits) -> str:
     """Why these cannot be, or nothing."""
     quota = limits.bytes
-    actions = {limits.expires_action, limits.addresses_action, quota.action}
-    if not actions.issubset(LimitAction.values()):
+    if not _ACTIONS.issuperset((limits.expires_action, limits.addresses_action, quota.action)):
         return "limits: an action is neither CUT nor TELL"
-    if quota.way not in Quota.Way.values() or quota.period not in Quota.Period.values():
+    if quota.way not in _WAYS or quota.period not in _PERIODS:
         return "limits: bytes has a way or a period that this node does not know"
     if quota.reset_day > (7 if quota.period == Quota.WEEK else 31):
         return f"limits: bytes has a reset_day of {quota.reset_day}"

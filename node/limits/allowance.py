@@ -48,7 +48,10 @@ class News(StrEnum):
 
 @dataclass
 class Spent:
-    """What was used since `began`, and when it was read last (Unix seconds); what was told of it."""
+    """What was used since `began`, and when it was read last (Unix seconds); what was told of it.
+
+    `ahead`: when the period began, if the clock was set back to an earlier one since.
+    """
 
     began: float = 0.0
     seen: float = 0.0
@@ -56,15 +59,20 @@ class Spent:
     near: bool = False
     over: bool = False
     meter: Meter = field(default_factory=Meter)
+    ahead: float = 0.0
 
     def book(self, moved: Carried, now: float, reset_day: int) -> bool:
         """Add what moved since the last reading. Returns whether another period has begun since.
 
         Of what moved across the reset day, while the node was away, the new period gets its part by time. A clock that
-        is set back begins no period anew.
+        is set back begins no period anew, and none when it is right again.
         """
-        begin, _ = period(now, Period.MONTH, reset_day)
-        turned = 0 < self.began < begin
+        begin, end = period(now, Period.MONTH, reset_day)
+        turned = 0 < (self.began or self.ahead) < begin and not begin <= self.ahead < end
+        if self.began > begin:
+            self.ahead = max(self.began, self.ahead)
+        elif self.began < begin:
+            self.ahead = 0.0
         if turned:
             part = min(1.0, (now - begin) / max(now - self.seen, 1.0))
             self.near = self.over = False
@@ -99,6 +107,7 @@ def pack(spent: Spent) -> bytes:
     """As it lies on disk."""
     kept = KeptNode(began=spent.began, seen=spent.seen, near=spent.near, over=spent.over, boot=spent.meter.boot)
     kept.used.received, kept.used.sent = spent.carried
+    kept.ahead = spent.ahead
     for name, carried in spent.meter.last.items():
         kept.last[name].received, kept.last[name].sent = carried
     return kept.SerializeToString(deterministic=True)
@@ -109,4 +118,4 @@ def unpack(packed: bytes) -> Spent:
     kept = KeptNode.FromString(packed)
     last = {name: Carried(carried.received, carried.sent) for name, carried in kept.last.items()}
     used = Carried(kept.used.received, kept.used.sent)
-    return Spent(kept.began, kept.seen, used, kept.near, kept.over, Meter(kept.boot, last))
+    return Spent(kept.began, kept.seen, used, kept.near, kept.over, Meter(kept.boot, last), kept.ahead)

@@ -24,7 +24,8 @@ class Count:
     """The bytes of one user since `began`, of the count that is named `since`; `before`: those that were used already.
 
     `since` is None where nothing is counted, as the user has no quota. `near`, `reached`, `expired`: what was told.
-    `off_since`: 0 while the user is in. `gone_since`: 0 while they are a user.
+    `off_since`: 0 while the user is in. `gone_since`: 0 while they are a user. `ahead`: when the count began, if the
+    clock was set back to an earlier period since.
     """
 
     began: float
@@ -37,6 +38,7 @@ class Count:
     expired: bool = False
     off_since: float = 0.0
     gone_since: float = 0.0
+    ahead: float = 0.0
 
     @property
     def told(self) -> bool:
@@ -54,7 +56,7 @@ class Count:
 
     def begin(self, began: float, since: int | None, before: int = 0) -> None:
         """Count anew."""
-        self.began, self.since, self.before = began, since, before
+        self.began, self.since, self.before, self.ahead = began, since, before, 0.0
         self.up = self.down = 0
         self.near = self.reached = False
 
@@ -65,13 +67,15 @@ def begins(count: Count, limit: Limit, now: float) -> bool:
         return count.since is not None
     if count.since is None or (limit.since != count.since and limit.since <= now):
         return True
-    return count.began < period(now, limit.period, limit.reset_day)[0]
+    begin, end = period(now, limit.period, limit.reset_day)
+    # Of a period that the clock came to before the count goes on.
+    return count.began < begin and not begin <= count.ahead < end
 
 
 def roll(count: Count, limit: Limit, now: float) -> bool:
-    """Begin anew if it is time to. Returns whether that was so."""
+    """Begin anew if it is time to. Returns whether the count is another one, or of another period, than it was."""
     if not begins(count, limit, now):
-        return False
+        return _follow(count, limit, now)
     if not limit.quota:
         count.begin(now, None)
     elif limit.since <= now and limit.since != count.since:
@@ -80,6 +84,21 @@ def roll(count: Count, limit: Limit, now: float) -> bool:
         count.begin(now, 0)
     else:
         count.begin(period(now, limit.period, limit.reset_day)[0], count.since)
+    return True
+
+
+def _follow(count: Count, limit: Limit, now: float) -> bool:
+    """The clock was set back, or is right again: the count goes on in the period that is now. Returns whether so."""
+    if not limit.quota:
+        return False
+    begin, end = period(now, limit.period, limit.reset_day)
+    if count.began >= end:
+        # Where the clock knows nothing the period may begin at 0, which is no count.
+        count.began, count.ahead = max(begin, 1.0), max(count.began, count.ahead)
+    elif count.began < begin:
+        count.began, count.ahead = count.ahead, 0.0
+    else:
+        return False
     return True
 
 

@@ -6,7 +6,7 @@ It looks at what `node.traffic` books, and at the clock; it changes who is off t
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
@@ -40,6 +40,8 @@ TIDY = 3600.0
 
 class People(Protocol):
     """Who may change who is in: see `node.backend.members.Members`."""
+
+    async def in_turn(self) -> None: ...
 
     async def keep_out(self, off: AbstractSet[str]) -> None: ...
 
@@ -77,6 +79,8 @@ class Enforcement:
         self._clock = Periodic("looking at the days of users' limits", self._tick, TICK, reactor)
         self._tidied = self._now = -math.inf
         self._due = False
+        # Of whom something is being said by SetLimits, and by which call last.
+        self._saying: dict[str, object] = {}
         # What is told when it is so.
         self._untold: list[Told] = []
         # When it is tried again to have users out, or in, unless it is done by then.
@@ -111,23 +115,39 @@ class Enforcement:
 
     def arrived(self, key: str) -> None:
         """The user has a new connection."""
-        if self._book.count_of(key) is not None:
+        if self._book.counts(key):
             self.lookout.look_at(key)
 
     # Words
 
-    async def say(self, words: Iterable[tuple[str, bytes | None]]) -> None:
-        """SetLimits says this of these users, by key. Returns when it is in force and on disk."""
-        words = [*words]
-        new = [key for key, _ in words if self._book.count_of(key) is None]
-        await self._read_soon(new)
-        for number, (key, limits) in enumerate(words, 1):
-            self._book.say(key, limits)
-            if number % TURN == 0:
-                await deferLater(self._reactor, 0)
+    async def say(self, words: Mapping[str, bytes | None]) -> None:
+        """SetLimits says this of these users, by key. Returns when it is in force and on disk.
+
+        Of words that overlap those hold that came last, also of the users' own.
+        """
+        await self._people.in_turn()
+        call = object()
+        self._saying |= dict.fromkeys(words, call)
+        over = {key: self._book.said(key) for key in words}
+        try:
+            await self._read_soon([key for key in words if self._book.count_of(key) is None])
+            for number, (key, limits) in enumerate(words.items(), 1):
+                # What came meanwhile is the last word.
+                if self._saying.get(key) is call and self._holds(key, over[key]):
+                    self._book.say(key, limits)
+                if number % TURN == 0:
+                    await deferLater(self._reactor, 0)
+        finally:
+            for key in words:
+                if self._saying.get(key) is call:
+                    del self._saying[key]
         self.heed()
         await self._enforce()
         await self._store.flush()
+
+    def _holds(self, key: str, over: bytes) -> bool:
+        """Whether a user's own message says what it did; of who is no user there is none."""
+        return not self._book.is_user(key) or self._book.said(key) == over
 
     def heed(self) -> None:
         """Something may have happened to users: see to it soon, once."""
@@ -148,13 +168,21 @@ class Enforcement:
         self._due = False
         news, self._book.news = self._book.news, []
         self._untold += news
-        self._note()
+        noted = ensureDeferred(self._note())
+        try:
+            await self._put_out(news)
+        finally:
+            await noted
+        while self._untold:
+            told, self._untold = self._untold[:TURN], self._untold[TURN:]
+            self._events.tell(told)
+            await self._breathe(told)
+
+    async def _put_out(self, news: Iterable[Told]) -> None:
         if self._again_at < math.inf or any(told.news in (News.CUT, News.BACK) for told in news):
             self._again_at = self._reactor.seconds() + AGAIN
             await self._people.keep_out(self._book.off)
             self._again_at = math.inf
-        told, self._untold = self._untold, []
-        self._events.tell(told)
 
     # The clock
 
@@ -164,15 +192,19 @@ class Enforcement:
         if now < before - BACK:
             self._book.look_again()
         if self._book.next_turn <= now:
-            await self._read_soon(self._book.beginning())
-            self._book.turn()
+            await self._read_soon(self._book.beginning(FEW + 1))
+            while self._book.turn(TURN):
+                await deferLater(self._reactor, 0)
+        self._book.make_room()
         if self._reactor.seconds() > self._tidied + TIDY:
             self._tidied = self._reactor.seconds()
-            self._book.forget_gone()
+            for part in _parts(self._book.counted):
+                self._book.forget_gone(part)
+                await self._breathe(part)
         if self._reactor.seconds() >= self._again_at:
             self._begin()
         if self._book.stirred:
-            self._note()
+            await self._note()
         self.heed()
 
     async def _read_soon(self, keys: Collection[str]) -> None:
@@ -189,13 +221,24 @@ class Enforcement:
         left = self._book.left(key)
         return None if left is None or key in self._book.off else (self._book.limit_of(key).quota, left)
 
-    def _note(self) -> None:
+    async def _note(self) -> None:
         """Have all on disk: what was used with the bytes that it was, as far as those are not there."""
         self._book.stirred = False
         self._save()
-        self._keep(self._book.dirty)
+        for part in _parts([*self._book.dirty]):
+            self._keep(self._book.dirty.intersection(part))
+            await self._breathe(part)
+
+    async def _breathe(self, part: Sized) -> None:
+        """Let others work before the next part, if there may be one."""
+        if len(part) == TURN:
+            await deferLater(self._reactor, 0)
 
     def _keep(self, keys: AbstractSet[str]) -> None:
         if keys:
             self._store.limits(self._book.records(keys))
             self._book.dirty -= keys
+
+
+def _parts(keys: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (keys[begin : begin + TURN] for begin in range(0, len(keys), TURN))

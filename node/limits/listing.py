@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from heapq import nsmallest
 from typing import Protocol
 
 from twisted.internet.task import deferLater
@@ -43,7 +45,7 @@ class Listing:
         keys = self._asked(names, off)
         begin, limit = key_of(after), min(limit or MOST, MOST)
         reply, size = GetLimitsResponse(total=len(keys)), 0
-        page = [key for key in keys if key > begin][: limit + 1]
+        page = nsmallest(limit + 1, (key for key in keys if key > begin))
         addresses = await self._sight.addresses(page)
         for number, key in enumerate(page):
             if number % TURN == 0:
@@ -56,19 +58,20 @@ class Listing:
             reply.users.append(row)
         return reply
 
-    def _asked(self, names: Collection[str], off: bool) -> list[str]:
+    def _asked(self, names: Collection[str], off: bool) -> AbstractSet[str]:
         book = self._book
         if names:
-            return sorted({key for key in map(key_of, names) if book.knows(key) and (not off or key in book.off)})
-        return sorted(key for key in (book.off if off else book.limited()) if book.is_user(key))
+            return {key for key in map(key_of, names) if book.knows(key) and (not off or key in book.off)}
+        return {key for key in book.off if book.is_user(key)} if off else book.limited()
 
     def _row(self, key: str, addresses: Sequence[str]) -> LimitState:
         book = self._book
         limit, count = book.limit_of(key), book.count_of(key)
         row = LimitState(name=book.name_of(key), limits=limit.message(), addresses=addresses)
         row.notes.extend(self._sight.notes(key))
-        if count is not None:
-            _fill(row, limit, count, book.now())
+        if count is not None or limit.quota:
+            # Where there is none, they have not come yet.
+            _fill(row, limit, count or Count(0.0), book.now())
         return row
 
 

@@ -81,21 +81,30 @@ class Lookout:
     def look_at(self, key: str) -> None:
         """The user came, or their limit is another one: what they carry is not known."""
         sight = self._sights.get(key)
-        self._see(key, sight.speed if sight else 0.0, self._reactor.seconds())
+        if sight is None:
+            self._see(key, 0.0, self._reactor.seconds())
+            return
+        # Whoever comes again and again puts off nothing: they are read when they were to be, or sooner.
+        seen, due = sight.seen, sight.due
+        self._see(key, sight.speed, self._reactor.seconds(), due)
+        if again := self._sights.get(key):
+            again.seen = seen
 
     def stop(self) -> None:
         """Read no more."""
         self._sights.clear()
         self._arm()
 
-    def _see(self, key: str, speed: float, now: float) -> None:
+    def _see(self, key: str, speed: float, now: float, latest: float = math.inf) -> None:
+        """Look at the user again when that is due, or at `latest` if that is sooner."""
         budget = self._budget(key)
         wait = patience(*budget, speed) if budget and budget[1] > 0 else math.inf
         if wait >= self._interval:
             self._sights.pop(key, None)
             return
-        self._sights[key] = _Sight(now, speed, now + wait)
-        if not self._busy and (self._call is None or self._call.getTime() > now + wait):
+        due = min(now + wait, latest)
+        self._sights[key] = _Sight(now, speed, due)
+        if not self._busy and (self._call is None or self._call.getTime() > due):
             self._arm()
 
     def _arm(self) -> None:

@@ -88,7 +88,6 @@ class OwnLimit:
         if packed is not None:
             self._spent = unpack(packed)
         if self._allowance.bytes:
-            self._judge()
             self._look_now()
 
     def everything(self) -> Mapping[str, bytes]:
@@ -101,6 +100,8 @@ class OwnLimit:
             self._look()
         except OSError as error:
             self.log.error("what interfaces have carried cannot be read: {fault}", fault=error)
+            # What is known holds.
+            self._judge()
 
     async def _tick(self) -> None:
         self._look()

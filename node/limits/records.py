@@ -26,6 +26,7 @@ def pack(word: Word | None, count: Count | None) -> bytes:
         kept.up, kept.down = min(count.up, MOST), min(count.down, MOST)
         kept.near, kept.reached, kept.expired = count.near, count.reached, count.expired
         kept.off_since, kept.gone_since = count.off_since, count.gone_since
+        kept.ahead = count.ahead
     return kept.SerializeToString()
 
 
@@ -46,4 +47,5 @@ def unpack(packed: bytes) -> tuple[Word | None, Count | None]:
         expired=kept.expired,
         off_since=kept.off_since,
         gone_since=kept.gone_since,
+        ahead=kept.ahead,
     )

@@ -111,7 +111,7 @@ class UserLimits:
                 raise InvalidRequest(f"user {shown(user.name)}: {error}") from error
             said = user.limits.SerializeToString(deterministic=True) if user.HasField("limits") else None
             words[key_of(user.name)] = user.name, said
-        await self._enforcement.say([(key, said) for key, (_, said) in words.items()])
+        await self._enforcement.say({key: said for key, (_, said) in words.items()})
         reply = SetLimitsResponse()
         for key, (name, _) in words.items():
             for text in self.notes(key) if self.book.is_user(key) else [NO_USER]:

@@ -161,6 +161,8 @@ def test_limits_outlive_the_node(
             transfer.download(link, 3 * MIB)
         until(lambda: told(controller, bert).used_down >= 3 * MIB, SOON, "it is counted")
         until(lambda: told(controller, anna).off_for == ["quota"], SOON, "the user is off")
+        # Its reply comes when all that was counted is on disk.
+        say(controller, bert, quota(1024 * MIB))
         own_node.kill()
         own_node.start()
         until(lambda: controller.info().running, 20, "the backend is back")

@@ -232,3 +232,19 @@ class ControlTests(SynchronousTestCase):
         self.steps.end("a", KeyError("x"))
         self.failureResultOf(failed, KeyError)
         self.assertEqual(self.steps.events[-1], "b begins")
+
+    def test_what_no_controller_asked_for_waits_for_what_came_before_only(self) -> None:
+        """Whoever asks again and again puts it off for no longer than that; and it is done before what comes next."""
+        steps = Steps()
+        for name in ("first", "second"):
+            ensureDeferred(self.control.run(steps.work(name), name))
+        quiet = ensureDeferred(self.control.quiet())
+        quiet.addCallback(lambda _: steps.events.append("quiet"))
+        ensureDeferred(self.control.run(steps.work("third"), "third"))
+        steps.end("first")
+        self.assertNoResult(quiet)
+        steps.end("second")
+        self.assertEqual(steps.events[-3:], ["second ends", "quiet", "third begins"])
+        ensureDeferred(self.control.run(steps.work("fourth", settles=True), "fourth"))
+        steps.end("third")
+        self.successResultOf(ensureDeferred(self.control.quiet()))

@@ -318,3 +318,12 @@ def test_nothing_is_left_of_a_quarrel() -> None:
     for name in ("ann", "bob", "cy"):
         roster.remove(name)
     assert not any(map(any, (roster._waiting.values(), roster._holder.values(), roster._addresses.values())))
+
+
+def test_the_same_set_again_leaves_all_as_it_is_for_those_who_look_at_it() -> None:
+    """A Start of it may still be refused, and nothing is told then."""
+    users = person("ann", "one", "a"), person("bob", "one", "a")
+    roster, refused = roster_of(*users)
+    there, limits = roster.users, roster.limits
+    assert Roster.of(users, TAGS, account_of, roster) == (roster, refused)
+    assert roster.users is there and roster.limits is limits

@@ -120,6 +120,14 @@ def test_a_clock_that_is_wrong() -> None:
     assert not spent.book(Carried(2, 2), moment("2026-05-11T00:00:00"), 1)
     assert spent.carried == (2, 2)
     assert spent.book(Carried(0, 0), moment("2026-06-01T00:00:00"), 1)
+    # As on a machine that does not know the time when it starts.
+    spent.book(Carried(5, 5), moment("2026-06-02T00:00:00"), 1)
+    assert not spent.book(Carried(1, 1), 0.0, 1)
+    spent = unpack(pack(spent))
+    assert not spent.book(Carried(1, 1), moment("2026-06-02T00:00:10"), 1)
+    assert spent.carried == (7, 7)
+    assert not spent.book(Carried(1, 1), 0.0, 1)
+    assert spent.book(Carried(1, 1), moment("2026-07-02T00:00:00"), 1)
 
 
 @pytest.mark.parametrize(("flow", "used"), [(Flow.BOTH, 30), (Flow.IN, 10), (Flow.OUT, 20)])
@@ -146,7 +154,10 @@ def test_what_is_told() -> None:
     assert spent.judge(allowance) is News.OVER
 
 
-@given(st.builds(Spent, st.floats(0, 1e10), st.floats(0, 1e10), BYTES, st.booleans(), st.booleans()))
-def test_on_disk(spent: Spent) -> None:
+@given(
+    st.builds(Spent, st.floats(0, 1e10), st.floats(0, 1e10), BYTES, st.booleans(), st.booleans()), st.floats(0, 1e10)
+)
+def test_on_disk(spent: Spent, ahead: float) -> None:
+    spent.ahead = ahead
     spent.meter = Meter("boot", {"eth0": spent.carried})
     assert unpack(pack(spent)) == spent

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from node.contract.counters import DIRECTIONS, Scope, counter_name
-from node.limits.book import Book, News, Told
+from node.limits.book import MANY, REMEMBERED, Book, News, Told
 from node.limits.count import EXPIRY, QUOTA, Count, begins, next_look, roll
 from node.limits.defaults import Defaults
 from node.limits.limits import Limit, Period, Way
@@ -77,10 +78,22 @@ def test_a_period_begins_anew() -> None:
     assert book.off == {"ann"}
     assert book.next_turn == clock.now + DAY / 2
     clock.now += DAY / 2
-    assert book.beginning() == ["ann"]
+    assert book.beginning(9) == ["ann"]
     book.turn()
     assert not book.off and book.left("ann") == 100
     assert book.next_turn == clock.now + DAY
+
+
+def test_many_have_their_turn_in_parts() -> None:
+    said = {f"user{number}": until(NOON + number) for number in range(100)}
+    book, clock = book_of(said)
+    clock.now += 49
+    # Nobody's count begins, but who is asked for is not gone through where there are many.
+    assert not book.beginning(50) and len(book.beginning(20)) == 20
+    for count in (11, 21, 31, 41):
+        assert book.turn(10)
+        assert len(book.off) == count
+    assert not book.turn(10) and len(book.off) == 50
 
 
 def test_time_is_over() -> None:
@@ -139,9 +152,9 @@ def test_who_was_removed_has_used_it_all_the_same() -> None:
     book.install(said, {"ann"})
     assert book.off == {"ann"} and book.left("ann") == -7
     book.install({}, set())
-    book.forget_gone()
+    book.forget_gone(book.counted)
     clock.now += 41 * DAY
-    book.forget_gone()
+    book.forget_gone(book.counted)
     assert book.everything() == {}
 
 
@@ -170,6 +183,7 @@ def test_a_clock_that_is_set_back() -> None:
     assert book.off == {"ann"}
     clock.now -= 10
     book.look_again()
+    book.turn()
     assert not book.off
     clock.now += 10
     book.turn()
@@ -313,3 +327,168 @@ class UsedIsWhatWasSeen(RuleBasedStateMachine):
 
 
 TestUsed = UsedIsWhatWasSeen.TestCase
+
+
+def test_who_was_forgotten_while_they_were_off_is_in_when_they_come_again() -> None:
+    book, clock = book_of({"ann": until(NOON - 5)})
+    book.install({}, ())
+    book.forget_gone(book.counted)
+    clock.now += REMEMBERED + 1
+    book.forget_gone(book.counted)
+    assert not book.install({}, {"ann"}) and book.count_of("ann") is None
+
+
+def test_time_that_is_over_for_everybody_is_over_for_a_whole_set() -> None:
+    everybody = Limits(expires_at=int(NOON) + 5)
+    book, clock = book_of({}, "ann", defaults=Defaults(everybody))
+    clock.now += 5
+    book.turn()
+    assert book.off == {"ann"}
+    assert book.install({}, {"ann", "bob"}) == {"ann", "bob"}
+
+
+def test_a_whole_set_moves_users_to_other_inbounds() -> None:
+    """What holds there holds at once: who was off is in, and who has a quota now is counted."""
+    inbounds, clock = {"ann": ("free",), "bob": ("paid",)}, Clock()
+    defaults = Defaults(inbounds={"free": Limits(bytes=Quota(bytes=100))})
+    book = Book(clock, defaults, inbounds.__getitem__)
+    book.install({}, {*NAMES})
+    book.say("bob", until(NOON + 5))
+    book.say("bob", None)
+    book.book(carried("ann", 100))
+    assert book.off == {"ann"}
+    inbounds.update(ann=("paid",), bob=("free",))
+    assert not book.install({}, {*NAMES})
+    book.book(carried("bob", 100))
+    assert book.off == {"bob"}
+
+
+def test_a_summary_is_of_those_who_are_users_and_for_what_they_are_off() -> None:
+    told = Limits(bytes=Quota(bytes=100), expires_at=int(NOON) - 1, expires_action=service_pb2.TELL)
+    book, _ = book_of({"ann": told.SerializeToString(deterministic=True), "bob": quota(100)})
+    for name, size in (("ann", 100), ("bob", 90)):
+        book.book(carried(name, size))
+    summary = book.summary()
+    assert (summary.off_quota, summary.off_expired, summary.near) == (1, 0, 1)
+    book.install({}, ())
+    assert book.summary() == service_pb2.LimitsSummary()
+
+
+def test_a_clock_that_is_wrong() -> None:
+    """Fast for a while: periods begin as they did before."""
+    book, clock = book_of({"ann": quota(100, period=Quota.MONTH)})
+    clock.now += 3650 * DAY
+    book.turn()
+    clock.now = NOON
+    book.look_again()
+    book.turn()
+    book.book(carried("ann", 100))
+    assert book.off == {"ann"}
+    clock.now += 31 * DAY
+    book.turn()
+    assert not book.off
+
+
+def test_a_clock_that_knew_nothing() -> None:
+    """Slow for a while, as on a machine without a battery: no period begins twice, whatever restarts meanwhile."""
+    book, clock = book_of({"ann": quota(100, period=Quota.MONTH)})
+    book.book(carried("ann", 100))
+    clock.now = 60.0
+    book.look_again()
+    book.turn()
+    restarted = Book(clock)
+    restarted.restore((key, packed) for key, packed in book.everything().items() if packed)
+    restarted.install({"ann": quota(100, period=Quota.MONTH)}, {"ann"})
+    clock.now = NOON + 10
+    restarted.turn()
+    assert restarted.off == {"ann"}
+    clock.now += 31 * DAY
+    restarted.turn()
+    assert not restarted.off
+
+
+def test_what_was_left_may_be_read_late() -> None:
+    """Of a disk that could not be read when the node began: what was counted by then and before adds up."""
+    said = {"ann": quota(100, period=Quota.DAY), "bob": until(NOON - 5)}
+    before, _ = book_of(said)
+    before.book(carried("ann", 60))
+    left = {key: packed for key, packed in before.everything().items() if packed}
+    book, _ = book_of({**said, "bob": b""})
+    book.book(carried("ann", 50))
+    assert not book.off
+    book.restore(left.items())
+    assert book.off == {"ann"} and book.left("ann") == -10 and "ann" in book.dirty
+    assert book.news == [Told(News.CUT, "ann", QUOTA)]
+
+
+def test_who_is_off_by_what_is_read_late_is_put_out() -> None:
+    before, _ = book_of({}, "ann")
+    before.say("ann", until(NOON - 5))
+    left = {key: packed for key, packed in before.everything().items() if packed}
+    book, _ = book_of({}, "ann")
+    book.restore(left.items())
+    assert book.off == {"ann"} and book.news == [Told(News.CUT, "ann", EXPIRY)]
+
+
+def test_nothing_of_another_period_is_read_late() -> None:
+    said = {"ann": quota(100, period=Quota.DAY)}
+    before, _ = book_of(said)
+    before.book(carried("ann", 60))
+    left = {key: packed for key, packed in before.everything().items() if packed}
+    book, clock = book_of(said)
+    clock.now += DAY
+    book.turn()
+    book.book(carried("ann", 50))
+    book.restore(left.items())
+    assert book.left("ann") == 50
+
+
+def test_a_whole_set_is_seen_to_in_parts() -> None:
+    """Who was off is so at once, the others soon; their summary is right at any time."""
+    names = [f"user{number}" for number in range(MANY + 1)]
+    said = dict.fromkeys(names, until(NOON + 5))
+    before, _ = book_of({"user1": until(NOON - 5)})
+    clock = Clock()
+    book = Book(clock)
+    book.restore((key, packed) for key, packed in before.everything().items() if packed)
+    asked = list[str]()
+    book.changed = asked.extend
+    clock.now += 5
+    assert book.install(said, said.keys()) == {"user1"}
+    assert book.next_turn <= clock.now
+    # Bytes of somebody who is still to be seen to.
+    book.book(carried("user2", 1))
+    while book.turn(100):
+        assert book.summary().limited == MANY + 1
+        assert book.summary().off_expired == len(book.off)
+    assert book.off == {*names} == {*asked} and book.next_turn == math.inf
+
+
+def test_near_is_who_is_near_now() -> None:
+    book, clock = book_of({"ann": quota(100, period=Quota.DAY), "bob": quota(100)})
+    for name in NAMES:
+        book.book(carried(name, 90))
+    assert book.summary().near == 2
+    clock.now += DAY
+    book.turn()
+    assert book.summary().near == 1
+    book.book(carried("bob", 10))
+    assert (book.summary().near, book.summary().off_quota) == (0, 1)
+    assert book.summary().limited == 2
+    book.say("bob", quota(0))
+    assert book.summary() == service_pb2.LimitsSummary(limited=1)
+
+
+def test_names_without_end_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who are gone for longest first, and nobody who is a user."""
+    monkeypatch.setattr("node.limits.book.MOST_GONE", 20)
+    book, _ = book_of({name: quota(100) for name in NAMES})
+    for number in range(20):
+        book.say(f"user{number}", quota(100))
+    book.forget_gone(["user7"])
+    book.make_room()
+    assert len(book.counted) == 22
+    book.say("user20", quota(100))
+    book.make_room()
+    assert len(book.counted) == 12 and {*NAMES} <= {*book.counted} and not book.knows("user7")
+    assert book.records(["user7"]) == {"user7": None} and "user7" in book.dirty

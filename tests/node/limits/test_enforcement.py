@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from twisted.internet.task import Clock
+from twisted.internet.defer import ensureDeferred
+from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.errors import CoreFailed
 from node.events.kinds import Kind
 from node.limits.book import Book
-from node.limits.enforcement import AGAIN, TICK, Enforcement
+from node.limits.defaults import Defaults
+from node.limits.enforcement import AGAIN, TICK, TURN, Enforcement
 from node.limits.events import LimitEvents
 from node.traffic.readings import Wanted
 from node.traffic.sums import Sums
@@ -22,18 +24,22 @@ from protos.service_pb2 import Limits, Quota
 class World:
     """What an enforcement has around it."""
 
-    def __init__(self) -> None:
+    def __init__(self, defaults: Defaults | None = None) -> None:
         self.clock = Clock()
         self.off: list[set[str]] = []
         self.fault: Exception | None = None
         self.kept: dict[str, bytes | None] = {}
         self.told: list[tuple[Kind, object]] = []
         self.read: list[Wanted] = []
-        self.book = Book(lambda: 1e9 + self.clock.seconds())
+        self.slow = 0.0
+        self.book = Book(lambda: 1e9 + self.clock.seconds(), defaults)
         around: Any = self.clock, self.book, self, self, LimitEvents(self, self.clock, str)
         self.enforcement = Enforcement(
             *around, read=self.reading, save=lambda: None, may_carry=lambda _: True, interval=10.0
         )
+
+    async def in_turn(self) -> None:
+        pass
 
     async def keep_out(self, off: AbstractSet[str]) -> None:
         if self.fault is not None:
@@ -45,6 +51,7 @@ class World:
 
     async def reading(self, wanted: Wanted) -> None:
         self.read.append(wanted)
+        await deferLater(self.clock, self.slow)
 
     def limits(self, records: Mapping[str, bytes | None]) -> None:
         self.kept.update(records)
@@ -103,3 +110,64 @@ class EnforcementTests(SynchronousTestCase):
         count = len(self.world.read)
         self.pass_by(20)
         self.assertEqual(len(self.world.read), count)
+
+    def test_of_many_at_once_others_have_their_turns(self) -> None:
+        """All are judged, kept and told, and not in one go."""
+        names = [f"user{number}" for number in range(5 * TURN)]
+        self.world.say(**{name: Limits(expires_at=10**9 + 3) for name in names})
+        self.pass_by(1)
+        self.world.kept.clear()
+        self.pass_by(1.75)
+        steps = []
+
+        def other() -> None:
+            steps.append(len(self.world.book.off))
+            if steps[-1] < len(names):
+                self.world.clock.callLater(0, other)
+
+        self.world.clock.callLater(TICK / 2, other)
+        self.pass_by(2)
+        self.assertEqual(steps[-5:], [TURN, 2 * TURN, 3 * TURN, 4 * TURN, 5 * TURN])
+        for found in (self.world.off[-1], self.world.kept):
+            self.assertEqual(len(found), len(names))
+        self.assertEqual(self.world.book.news, [])
+
+    def test_who_has_a_quota_by_the_settings_is_looked_out_for_from_the_first_connection(self) -> None:
+        """Not from when everybody is read, as they have carried much by then."""
+        world = World(Defaults(Limits(bytes=Quota(bytes=10**7))))
+        world.enforcement.start()
+        self.addCleanup(world.enforcement.stop)
+        world.book.install({}, {"ann"})
+        world.enforcement.arrived("ann")
+        world.enforcement.arrived("somebody else")
+        world.clock.pump([TICK / 2] * 4)
+        self.assertTrue(world.read)
+        self.assertIsNone(world.book.count_of("somebody else"))
+
+    def set(self, *names: str, addresses: int) -> None:
+        word = Limits(addresses=addresses).SerializeToString(deterministic=True)
+        ensureDeferred(self.world.enforcement.say(dict.fromkeys(names, word))).addErrback(self.fail)
+
+    def addresses(self, name: str) -> int:
+        return self.world.book.limit_of(name).addresses
+
+    def test_of_words_that_overlap_the_last_holds(self) -> None:
+        """However long it takes until they are in force."""
+        many = [f"user{number}" for number in range(2 * TURN)]
+        self.set(*many, "ann", addresses=1)
+        self.pass_by(1)
+        self.assertEqual(self.addresses("ann"), 1)
+        self.world.slow = 0.3
+        self.set("new", "ann", addresses=2)
+        self.set("ann", addresses=3)
+        self.assertEqual(self.addresses("ann"), 3)
+        self.pass_by(2)
+        self.assertEqual((self.addresses("ann"), self.addresses("new")), (3, 2))
+
+    def test_a_message_that_comes_while_a_word_is_not_in_force_yet_is_the_last(self) -> None:
+        self.world.say(ann=Limits(addresses=1))
+        self.world.slow = 0.3
+        self.set("bob", "ann", addresses=2)
+        self.world.say(ann=Limits(addresses=3))
+        self.pass_by(1)
+        self.assertEqual((self.addresses("ann"), self.addresses("bob")), (3, 2))

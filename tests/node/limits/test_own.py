@@ -69,6 +69,16 @@ class OwnLimitTests(SynchronousTestCase):
         self.assertEqual((own.summary, own.warnings, self.told, self.writes), (None, [], [], 0))
         self.assertEqual((self.clock.getDelayedCalls(), own.everything()), ([], {}))
 
+    def test_a_smaller_quota_in_another_month(self) -> None:
+        """Nothing is told of a month that is over, and nobody put out for it."""
+        own = self.node(Allowance(1000))
+        self.carry(700)
+        own.stop()
+        self.clock.advance(7200)
+        own = self.node(Allowance(500, closes=True))
+        self.assertEqual(self.kinds, [Kind.NODE_QUOTA_BEGUN])
+        self.assertEqual((self.core.done, own.warnings), ([], []))
+
     def test_near_over_and_anew(self) -> None:
         own = self.node(Allowance(1000, closes=True))
         self.carry(799)
