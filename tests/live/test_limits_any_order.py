@@ -11,6 +11,7 @@ from contextlib import closing, suppress
 import psutil
 import pytest
 
+from node.errors import NodeError
 from protos.service_pb2 import Limits, ListUsersRequest, ListUsersResponse, Quota, User
 from scripts.staging import transfer
 from scripts.staging.controller import Controller, ControllerError, RpcController
@@ -93,7 +94,7 @@ class Chaos:
         over = time.monotonic() + SECONDS
         while time.monotonic() < over:
             (work,) = self._chance.choices([*works], [*works.values()])
-            with suppress(ControllerError, OSError):
+            with suppress(ControllerError, NodeError, OSError):
                 work()
 
 

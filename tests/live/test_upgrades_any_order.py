@@ -1,4 +1,4 @@
-"""Upgrades among Starts, users, limits and crashes, in any order and at once: at the end core, memory and disk agree."""
+"""Upgrades among Starts, users, limits and crashes, in any order: at the end core, memory and disk agree."""
 
 from __future__ import annotations
 
