@@ -114,7 +114,7 @@ class File(_message.Message):
     def __init__(self, path: _Optional[str] = ..., mark: _Optional[_Iterable[int]] = ..., pinned: bool = ...) -> None: ...
 
 class XrayRun(_message.Message):
-    __slots__ = ("process", "socket", "token", "direct", "accounts", "files", "places", "cut")
+    __slots__ = ("process", "socket", "token", "direct", "accounts", "files", "places", "cut", "suspects")
     class AccountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +137,7 @@ class XrayRun(_message.Message):
     FILES_FIELD_NUMBER: _ClassVar[int]
     PLACES_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
+    SUSPECTS_FIELD_NUMBER: _ClassVar[int]
     process: Process
     socket: str
     token: str
@@ -145,7 +146,32 @@ class XrayRun(_message.Message):
     files: _containers.RepeatedCompositeFieldContainer[File]
     places: _containers.MessageMap[str, Places]
     cut: int
-    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., socket: _Optional[str] = ..., token: _Optional[str] = ..., direct: bool = ..., accounts: _Optional[_Mapping[str, Accounts]] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., places: _Optional[_Mapping[str, Places]] = ..., cut: _Optional[int] = ...) -> None: ...
+    suspects: Suspects
+    def __init__(self, process: _Optional[_Union[Process, _Mapping]] = ..., socket: _Optional[str] = ..., token: _Optional[str] = ..., direct: bool = ..., accounts: _Optional[_Mapping[str, Accounts]] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., places: _Optional[_Mapping[str, Places]] = ..., cut: _Optional[int] = ..., suspects: _Optional[_Union[Suspects, _Mapping]] = ...) -> None: ...
+
+class Suspects(_message.Message):
+    __slots__ = ("look", "users", "where", "since")
+    LOOK_FIELD_NUMBER: _ClassVar[int]
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    look: int
+    users: _containers.RepeatedCompositeFieldContainer[Suspect]
+    where: _containers.RepeatedScalarFieldContainer[bytes]
+    since: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, look: _Optional[int] = ..., users: _Optional[_Iterable[_Union[Suspect, _Mapping]]] = ..., where: _Optional[_Iterable[bytes]] = ..., since: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Suspect(_message.Message):
+    __slots__ = ("tag", "key", "seconds", "look")
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LOOK_FIELD_NUMBER: _ClassVar[int]
+    tag: str
+    key: str
+    seconds: float
+    look: int
+    def __init__(self, tag: _Optional[str] = ..., key: _Optional[str] = ..., seconds: _Optional[float] = ..., look: _Optional[int] = ...) -> None: ...
 
 class Places(_message.Message):
     __slots__ = ("where", "key", "socket")

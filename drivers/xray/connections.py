@@ -33,7 +33,7 @@ from node.contract.accounts import key_of
 from node.contract.connections import Arrived, Handle, Live
 from node.logs import Logger
 from node.reactor import PooledReactor
-from protos.handover_pb2 import Places
+from protos.handover_pb2 import XrayRun
 
 T = TypeVar("T", bound=set[Endpoint] | list[Connection])
 R = TypeVar("R")
@@ -109,16 +109,20 @@ class Connections:
         if tag is not None and not (accepted.udp and self._doors[tag].datagrams):
             (self._note if believed else self._guess)(tag, accepted)
 
-    def packed(self) -> dict[str, Places]:
-        """Whose the connections are, by inbound, for the next program of the node."""
-        return {tag: endpoints.packed() for tag, endpoints in self._endpoints.items()}
-
-    def unpack(self, places: Mapping[str, Places], cut: int) -> None:
-        """As an earlier program of the node knew them."""
-        self.cut = cut
+    def leave(self, run: XrayRun) -> None:
+        """Note whose the connections are, for the next program of the node."""
+        run.cut = self.cut
+        run.suspects.CopyFrom(self._suspects.packed(self._reactor.seconds()))
         for tag, endpoints in self._endpoints.items():
-            if tag in places:
-                endpoints.unpack(places[tag])
+            run.places[tag].CopyFrom(endpoints.packed())
+
+    def go_on(self, run: XrayRun) -> None:
+        """As an earlier program of the node knew them."""
+        self.cut = run.cut
+        self._suspects.unpack(run.suspects, self._reactor.seconds())
+        for tag, endpoints in self._endpoints.items():
+            if tag in run.places:
+                endpoints.unpack(run.places[tag])
         self._call("learn", LEARN, self._look_around)
 
     def of(self, pairs: Iterable[Pair]) -> dict[Endpoint, Ports]:

@@ -239,9 +239,8 @@ class XrayGeneration(SharedRun[Api], PacedRun):
             direct=self._endpoint.direct,
             accounts={tag: Packed(by_key=accounts) for tag, accounts in self.accounts.items()},
             files=self._files.packed,
-            places=self._connections.packed(),
-            cut=self.cut,
         )
+        self._connections.leave(run)
         descriptors = [output.descriptor for output in process.outputs]
         return Left(process.pid, descriptors, run.SerializeToString())
 

@@ -77,7 +77,7 @@ class XrayPlan(Planned[config.Plan]):
         run = XrayGeneration(
             self._host, self._sharing, self.made, core, api, endpoint, connections, accounts, files, disbelief
         )
-        connections.unpack(found.places, found.cut)
+        connections.go_on(found)
         if not await run.answers(ANSWER):
             raise CoreFailed("the core that was left does not answer")
         return run

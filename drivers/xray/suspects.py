@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 
 from drivers.sockets.connections import Endpoint
+from protos.handover_pb2 import Suspect
+from protos.handover_pb2 import Suspects as Packed
 
 # A user of an inbound, by tag and key.
 Pair = tuple[str, str]
@@ -39,6 +41,22 @@ class Suspects:
         """Whether this connection is one that the user had before their credential changed."""
         until, look = self._pairs.get(pair, (now, 0))
         return now < until and self._since.get(where, look + 1) <= look
+
+    def packed(self, now: float) -> Packed:
+        """All of them, for the next program of the node."""
+        users = [
+            Suspect(tag=tag, key=key, seconds=until - now, look=look)
+            for (tag, key), (until, look) in self._pairs.items()
+            if until > now
+        ]
+        since = self._since if users else {}
+        return Packed(look=self._look, users=users, where=since.keys(), since=since.values())
+
+    def unpack(self, packed: Packed, now: float) -> None:
+        """As an earlier program of the node knew them; there were none before."""
+        self._look = packed.look
+        self._since = dict(zip(packed.where, packed.since, strict=True))
+        self._pairs = {(each.tag, each.key): (now + each.seconds, each.look) for each in packed.users}
 
     def prune(self, now: float) -> None:
         """Forget whose change is too long ago."""

@@ -29,6 +29,7 @@ from node.contract.driver import (
     Heirs,
     Leaves,
     MeasuresLatency,
+    NotNow,
     Plan,
     Recovers,
     Routes,
@@ -187,9 +188,13 @@ class Backend:
         return self._runner.unsteady
 
     async def leave(self, go: Callable[[Run], Awaitable[None]]) -> None:
-        """Do `go` with what the next program needs to go on with the core. Not done where that cannot be left."""
+        """Do `go` with what the next program needs to go on with the core. Not done where there is none, or none that
+        can be left. Raises `NotNow`.
+        """
 
         async def then(run: Generation | None) -> None:
+            if self.unsteady:
+                raise NotNow(self.unsteady)
             accepted = self._runner.accepted
             if not isinstance(run, Leaves) or accepted is None:
                 return
@@ -197,20 +202,11 @@ class Backend:
             try:
                 left = await run.leave()
             except CoreFailed as error:
-                self.log.warn("the core is started anew by the next program: {reason}", reason=error.text)
-                return
+                raise NotNow(error.text) from error
             known = self._traffic.known(run)
-            request = service_pb2.Backend.FromString(accepted.request)
+            kind = service_pb2.Backend.FromString(accepted.request).type
             try:
-                await go(
-                    Run(
-                        type=request.type,
-                        pid=left.pid,
-                        core=left.packed,
-                        descriptors=left.descriptors,
-                        counters=known,
-                    )
-                )
+                await go(Run(type=kind, pid=left.pid, core=left.packed, descriptors=left.descriptors, counters=known))
             except BaseException:
                 run.stay()
                 raise

@@ -159,14 +159,11 @@ class Runner:
         return ""
 
     async def leave(self, then: Callable[[Generation | None], Awaitable[None]]) -> None:
-        """Do `then` with the one run that there is while nothing changes; with None where there is none, or several.
-
-        What comes from then on waits until that is over.
-        """
+        """Do `then` with the current run, if there is one, while nothing changes: what comes waits until it is done."""
 
         async def work(_: Settled) -> None:
             await self._settling.idle()
-            await then(None if self.unsteady else self._generations.current)
+            await then(self._generations.current)
 
         await self._control.run(work, core=True)
 

@@ -290,6 +290,10 @@ class Shares(Generation, Protocol):
         """How many connections it has, with those that wait for it."""
 
 
+class NotNow(Exception):
+    """What runs cannot be left at this moment; later it can. The text says why."""
+
+
 class Gone(Exception):
     """The run that was left has ended meanwhile. The text says how."""
 

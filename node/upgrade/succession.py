@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from twisted.internet.defer import maybeDeferred
 
 from node import __version__
-from node.contract.driver import Heirs
+from node.contract.driver import Heirs, NotNow
 from node.events.journal import Journal
 from node.events.kinds import Kind
 from node.logs import Logger, LogRing
@@ -193,25 +193,30 @@ class Succession:
     def unsteady(self) -> str:
         return self._backend.unsteady
 
-    async def succeed(self, program: Program, version: str) -> None:
-        self._tell(Kind.NODE_UPGRADING, f"the node becomes {version}", {"version": version})
+    async def succeed(self, program: Program, version: str) -> str:
         for port in self.ports.values():
             port.stopReading()
         self._calls.end_readers()
         await self._connections.finish(FINISH)
         try:
-            await self._backend.leave(partial(self._become, program))
-            # What runs could not be left.
+            await self._backend.leave(partial(self._become, program, version))
+            # There is nothing that could be left.
             await self._backend.close()
-            await self._become(program, None)
+            await self._become(program, version, None)
+        except NotNow as reason:
+            for port in self.ports.values():
+                port.startReading()
+            return str(reason)
         except OSError as error:
             self.log.critical("the node ends: the next version cannot be run: {error}", error=str(error))
             self._reactor.stop()
+        return ""
 
     def refuse(self, reason: str) -> None:
         self._tell(Kind.NODE_UPGRADE_FAILED, f"the node was not upgraded: {reason}", {"reason": reason})
 
-    async def _become(self, program: Program, run: Run | None) -> None:
+    async def _become(self, program: Program, version: str, run: Run | None) -> None:
+        self._tell(Kind.NODE_UPGRADING, f"the node becomes {version}", {"version": version})
         for end in (self._calls.close, self._backend.rest, self._journal.close, self._store.close):
             try:
                 await maybeDeferred(end)

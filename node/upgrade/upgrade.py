@@ -26,8 +26,8 @@ class Node(Protocol):
     def unsteady(self) -> str:
         """Why that cannot be now; empty if it can."""
 
-    async def succeed(self, program: Program, version: str) -> None:
-        """Leave everything, and become that program. Does not return."""
+    async def succeed(self, program: Program, version: str) -> str:
+        """Leave everything, and become that program. Returns only if that cannot be now, and why: all goes on then."""
 
     def refuse(self, reason: str) -> None:
         """Tell that there is no upgrade, and why."""
@@ -65,16 +65,19 @@ class Upgrades:
             if isinstance(self._program, str):
                 raise Refused(self._program)
             version = await self._program.test(self._run)
-            await self._steady()
-            await self._node.succeed(self._program, version)
+            deadline = self._reactor.seconds() + STEADY
+            while True:
+                await self._steady(deadline)
+                if not (reason := await self._node.succeed(self._program, version)):
+                    return  # the process ends instead
+                self.log.info("the upgrade waits: {reason}", reason=reason)
         except (Refused, NodeError) as refused:
             self._node.refuse(str(refused))
         finally:
             self._going = False
 
-    async def _steady(self) -> None:
-        """Wait until what runs can be left. Raises `Refused`."""
-        deadline = self._reactor.seconds() + STEADY
+    async def _steady(self, deadline: float) -> None:
+        """Wait until what runs can be left. Raises `Refused` after this time."""
         while reason := self._node.unsteady:
             if self._reactor.seconds() > deadline:
                 raise Refused(f"{reason}; ask again later")

@@ -58,7 +58,7 @@ def quota(size: int, **words: object) -> Limits:
     return Limits(bytes=Quota(bytes=size, **words))  # type: ignore[arg-type]
 
 
-def greedy(link: socket.socket, speed: float = 50e6) -> int:
+def greedy(link: socket.socket, speed: float = 20e6) -> int:
     """Download at so many bytes a second until the connection ends; how many came.
 
     A client of Xray's that splices may not tell that its own connection was reset, unless it is to send something.

@@ -11,6 +11,7 @@ from contextlib import closing, suppress
 import psutil
 import pytest
 
+from node.errors import NodeError
 from protos.service_pb2 import Limits, ListUsersRequest, ListUsersResponse, Quota, User
 from scripts.staging import transfer
 from scripts.staging.controller import Controller, ControllerError, RpcController
@@ -93,7 +94,7 @@ class Chaos:
         over = time.monotonic() + SECONDS
         while time.monotonic() < over:
             (work,) = self._chance.choices([*works], [*works.values()])
-            with suppress(ControllerError, OSError):
+            with suppress(ControllerError, NodeError, OSError):
                 work()
 
 
@@ -137,7 +138,7 @@ def test_all_agree_at_the_end(
                 own_node.kill()
                 own_node.start()
             until(lambda: controller.info().running, 30, "the core is back")
-            until(lambda: _agree(own_node, controller, place), 20, "core and memory agree")
+            until(lambda: agree(own_node, controller, place), 20, "core and memory agree")
             if restarted:
                 after = off(controller), {row.name: row.used_down for row in controller.limits().users}
                 # Whose time was over meanwhile is off, too.
@@ -145,7 +146,7 @@ def test_all_agree_at_the_end(
                 assert before[1] == after[1]
 
 
-def _agree(node: NodeProcess, controller: RpcController, place: Place) -> bool:
+def agree(node: NodeProcess, controller: RpcController, place: Place) -> bool:
     """Who is off is out, and everybody else is in."""
     gone, there = off(controller), confirmed(controller)
     if there.keys() != {person.email for person in PEOPLE}:

@@ -12,6 +12,7 @@ from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from node.logs import COALESCE, NODE_MARK, REPLAY, Logger, LogRing
+from protos.handover_pb2 import Ring
 
 
 class RingTests(SynchronousTestCase):
@@ -34,6 +35,33 @@ class RingTests(SynchronousTestCase):
         self.clock.advance(COALESCE)
         self.assertEqual(self.successResultOf(one), (["a", "b"], 2))
         self.assertEqual(self.successResultOf(two), (["a", "b"], 2))
+
+    def test_the_next_program_goes_on(self) -> None:
+        """A place in the ring is the same place there; what it does not keep is told as lost."""
+        for count, kept, first in (
+            (0, 1000, 0),
+            (300, 1000, 0),
+            (1500, 1000, 500),
+            (1500, 400, 1100),
+            (2600, 4000, 1600),
+        ):
+            ring = LogRing(self.clock, size=1000)
+            ring.extend(str(n) for n in range(count))
+            place = ring.place(max(0, count - 2))
+            other = LogRing(self.clock, size=kept)
+            other.unpack(Ring.FromString(ring.packed.SerializeToString()))
+            other.extend(["more", "and more"])
+            self.assertEqual(
+                other.read(other.behind(place))[0], [*map(str, range(max(0, count - 2), count)), "more", "and more"]
+            )
+            lines, cursor = [], first
+            while other.has(cursor):
+                some, cursor = other.read(cursor)
+                lines += some
+            lost = [line for line in lines if line.startswith(NODE_MARK)]
+            begin = max(first, count + 2 - kept)
+            self.assertEqual(len(lost), int(begin > first))
+            self.assertEqual(lines[len(lost) :], [*map(str, range(begin, count)), "more", "and more"])
 
     def test_slow_reader_is_told(self) -> None:
         """A reader that fell behind gets one line with the number of those it lost, then the oldest there is."""

@@ -172,3 +172,14 @@ def test_a_stream_forgets_whose_ends_were_left_out() -> None:
     assert len(stream._sums) <= 2 * SPARE
     stream.take(told(update("long", 5)))
     assert uplink(tally) == 10 * SPARE + 5
+
+
+def test_the_next_program_goes_on() -> None:
+    """What was counted is counted once, of connections that are open, that ended, and that end meanwhile."""
+    before = Tally()
+    Stream(before).take(told(new("1"), update("1", 10), new("2"), update("2", 20), closed("2", 25), new("3")))
+    after = Tally()
+    after.unpack(before.packed)
+    assert (after.counters, after.open_ids, after.carried, after.ended) == (before.counters, {"1", "3"}, 35, 1)
+    Stream(after).take(listed(new("1", 12), new("2", 25, closed=True), new("3", 7, closed=True), new("4", 1)))
+    assert uplink(after) == 12 + 25 + 7 + 1 and after.open_ids == {"1", "4"}

@@ -12,14 +12,20 @@ connections = st.sampled_from([b"a", b"b", b"c", b"d"])
 changes = st.tuples(st.sets(st.sampled_from(PAIRS)), st.sets(connections), st.floats(0, LATE))
 
 
-@given(st.lists(changes, max_size=12), st.floats(0, 2 * LATE))
-def test_who_was_there_before(steps: list[tuple[set[Pair], set[bytes], float]], after: float) -> None:
-    """Those who were connected at a user's last change and at each look since, for as long as lines may be late."""
+@given(st.lists(changes, max_size=12), st.floats(0, 2 * LATE), st.integers(0, 12))
+def test_who_was_there_before(steps: list[tuple[set[Pair], set[bytes], float]], after: float, handed: int) -> None:
+    """Those who were connected at a user's last change and at each look since, for as long as lines may be late.
+
+    Also for the next program of the node, which is handed what is known at some time.
+    """
     suspects, now = Suspects(), 100.0
     changed: dict[Pair, tuple[float, int]] = {}
     for number, (pairs, connected, passed) in enumerate(steps):
         now += passed
         suspects.add(pairs, connected, now)
+        if number == handed:
+            packed, suspects = suspects.packed(now), Suspects()
+            suspects.unpack(packed, now)
         changed.update(dict.fromkeys(pairs, (now, number)))
     for pair in PAIRS:
         since, number = changed.get(pair, (now, len(steps)))

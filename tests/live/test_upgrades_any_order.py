@@ -1,0 +1,88 @@
+"""Upgrades among Starts, users, limits and crashes, in any order: at the end core, memory and disk agree."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+
+from scripts.staging.controller import RpcController
+from scripts.staging.cover import CoverServer
+from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import Kind
+from scripts.staging.node import NodeProcess
+from scripts.staging.process import Child
+from scripts.staging.wait import until
+from tests.conftest import Place, control, settled
+from tests.harness.grounds import Ground
+from tests.live.test_limits_any_order import Chaos, agree
+
+# Seconds between two upgrades.
+PAUSE = 0.7
+
+
+class RealNode(NodeProcess):
+    """Not a copy of an interpreter: what it was run as it can be run as again."""
+
+    child = Child
+
+
+class Upgraded(Chaos):
+    """Everything, and upgrades."""
+
+    def upgrade(self) -> None:
+        os.kill(self._node.pid, signal.SIGUSR2)
+        time.sleep(PAUSE)
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Iterator[NodeProcess]:
+    with RealNode(tmp_path, DRAIN_TIMEOUT="2") as node:
+        yield node
+
+
+@pytest.mark.parametrize("crashes", [False, True], ids=["", "with crashes"])
+@pytest.mark.parametrize("seed", [1])
+def test_all_agree_at_the_end(
+    ground: Ground,
+    seed: int,
+    crashes: bool,
+    real: NodeProcess,
+    all_kinds: Mapping[str, Kind],
+    cover: CoverServer,
+    echo: EchoServer,
+) -> None:
+    """The node is the same process all the while, and has no more descriptors than before."""
+    place, pid = Place(all_kinds["vless-raw"], "in", ground=ground), real.pid
+    with closing(RpcController(real)) as controller, control(real, "rest") as other:
+        chaos = Upgraded(real, controller, place, echo, seed)
+        rest = Upgraded(real, other, place, echo, seed + 100)
+        with settled([place], cover):
+            chaos.start()
+        held = psutil.Process(pid).num_fds()
+        words = {chaos.set_limits: 5, chaos.sync_one: 5, chaos.remove_and_add: 2, chaos.sync_all: 2, chaos.start: 1}
+        with ThreadPoolExecutor(3) as pool:
+            done = [
+                pool.submit(chaos.act, words),
+                pool.submit(rest.act, {rest.set_limits: 5, rest.carry: 3, **({rest.kill_core: 1} if crashes else {})}),
+                pool.submit(rest.act, {rest.upgrade: 1}),
+            ]
+            for each in done:
+                each.result()
+        until(lambda: controller.info().running, 60, "the core is there")
+        until(lambda: agree(real, controller, place), 30, "core and memory agree")
+        assert sum("goes on with the core" in line or "is ready" in line for line in real.lines) > 1
+        assert real.pid == pid and psutil.Process(pid).is_running()
+        until(lambda: len(real.core_pids()) == 1, 20, "there is one core")
+        until(lambda: psutil.Process(pid).num_fds() <= held + 5, 20, "no descriptor is left over")
+        real.kill()
+        real.start()
+        until(lambda: controller.info().running, 60, "the core is back")
+        until(lambda: agree(real, controller, place), 30, "disk and core agree")

@@ -1,0 +1,76 @@
+"""The memory file between two programs of the node."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from node.upgrade import trampoline
+from node.upgrade.handle import FORMAT, Handle, write
+from node.upgrade.trampoline import FAILED, PATH, VARIABLE
+from protos.handover_pb2 import Handover, Run
+
+WORDS = {"program": ["python", "twistd"], "before": ["python", "twistd"], "kept": "", "patience": 1.0}
+
+
+@pytest.fixture
+def lock() -> Iterator[int]:
+    descriptor = os.memfd_create("lock")
+    yield descriptor
+    os.close(descriptor)
+
+
+def left(lock: int) -> Handover:
+    return Handover(format=FORMAT, lock=lock, ports={"rest": lock}, run=Run(pid=7, descriptors=[lock]))
+
+
+def test_what_is_left_is_taken(lock: int) -> None:
+    """By the next program, with descriptors that it does not hand to its children; once it has come up, by nobody."""
+    os.set_inheritable(lock, False)
+    descriptor = write(WORDS, left(lock))
+    assert os.get_inheritable(lock)
+    assert trampoline.header(descriptor) == json.loads(json.dumps(WORDS))
+    environment = {VARIABLE: str(descriptor), "OTHER": "1"}
+    handle = Handle(environment)
+    taken = handle.take()
+    assert taken is not None and (taken.handover, taken.failed) == (left(lock), "")
+    assert not os.get_inheritable(lock) and not os.get_inheritable(descriptor)
+    handle.commit()
+    assert environment == {"OTHER": "1"}
+    with pytest.raises(OSError):
+        os.fstat(descriptor)
+    handle.commit()
+    assert Handle(environment).take() is None
+
+
+@pytest.mark.parametrize("what", [b"", b"no message \xff\xff", None], ids=["nothing", "no message", "another format"])
+def test_what_cannot_be_read(what: bytes | None, lock: int) -> None:
+    """There is no core in it then, which is found and ended as an orphan; ports and lock are what they are."""
+    handover = left(lock)
+    handover.format += 1
+    descriptor = write(WORDS, handover)
+    if what is not None:
+        os.ftruncate(descriptor, len(json.dumps(WORDS)) + 1)
+        os.pwrite(descriptor, what, len(json.dumps(WORDS)) + 1)
+    handle = Handle({VARIABLE: str(descriptor)})
+    taken = handle.take()
+    assert taken is not None and not taken.handover.HasField("run")
+    assert taken.handover.lock == (lock if what is None else 0)
+    handle.commit()
+
+
+def test_the_way_back(lock: int) -> None:
+    """The program before is told why it runs again; what it runs next has its modules from where they always are."""
+    descriptor = write(WORDS, left(lock))
+    environment = {VARIABLE: str(descriptor), FAILED: "it broke", PATH: "/there", "PYTHONPATH": "/kept:/there"}
+    handle = Handle(environment)
+    taken = handle.take()
+    assert taken is not None and taken.failed == "it broke"
+    assert environment["PYTHONPATH"] == "/there"
+    # There is nowhere else to go back to.
+    handle.go_back("it breaks again")
+    handle.commit()
+    assert environment == {"PYTHONPATH": "/there"}
