@@ -319,8 +319,7 @@ class SingBoxGeneration(SharedRun[Api], PacedRun):
             self._untold.add(user)
 
     async def leave(self) -> Left:
-        if self.shared:
-            raise CoreFailed("the core shares its listeners with another one")
+        await self.require_alone()
         process = left(self._process)
         run = SingBoxRun(
             process=process,

@@ -142,6 +142,18 @@ class Sharing:
         except Unreachable as error:
             raise CoreFailed(str(error)) from error
 
+    async def release(self, pid: int) -> bool:
+        """Hold its listeners no longer if it shares them with nobody. Whether that is so. Not while another comes."""
+        if not self.has(pid):
+            return True
+        if len(self._members) > 1:
+            return False
+        self._awaits = False
+        self._members.clear()
+        self._led = None
+        await self._do(self._close)
+        return True
+
     def gone(self, pid: int) -> None:
         """A process of the driver's has ended, which may have joined; if not it is the one that was awaited."""
         joined = self.has(pid)
@@ -186,9 +198,12 @@ class Sharing:
         if heir is not None:
             self._lead(heir)
         if alone:
-            self._steering.close()
-            self._datagrams.close()
-            self._sessions.close()
+            self._close()
+
+    def _close(self) -> None:
+        self._steering.close()
+        self._datagrams.close()
+        self._sessions.close()
 
     def _lead(self, pid: int) -> None:
         self._deafen(pid, self._is_closed())

@@ -228,8 +228,7 @@ class XrayGeneration(SharedRun[Api], PacedRun):
             await super().join()
 
     async def leave(self) -> Left:
-        if self.shared or self.drains:
-            raise CoreFailed("the core shares its listeners with another one")
+        await self.require_alone()
         await self._connections.flush()
         process = left(self._process)
         run = XrayRun(

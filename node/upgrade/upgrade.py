@@ -17,6 +17,8 @@ from node.upgrade.program import Program, Refused, Try
 # Seconds between two looks at whether what runs can be left, and until the operator is told that it cannot.
 LOOK = 0.5
 STEADY = 60.0
+# … and until the next try after one that came too early all the same.
+AGAIN = 3.0
 
 
 class Node(Protocol):
@@ -70,7 +72,11 @@ class Upgrades:
                 await self._steady(deadline)
                 if not (reason := await self._node.succeed(self._program, version)):
                     return  # the process ends instead
+                if self._reactor.seconds() > deadline:
+                    raise Refused(f"{reason}; ask again later")
                 self.log.info("the upgrade waits: {reason}", reason=reason)
+                # Not at once: controllers had to come again for this try.
+                await deferLater(self._reactor, AGAIN)
         except (Refused, NodeError) as refused:
             self._node.refuse(str(refused))
         finally:
