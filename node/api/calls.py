@@ -105,12 +105,23 @@ class Calls:
         self._ring = ring
         self._audit = Audit(ring)
         self._undelivered: set[Deferred[bool]] = set()
+        # Calls, and messages of streams, that are under way.
+        self._working = 0
         self._open: WeakSet[OpenFeed | LogReader | EventReader] = WeakSet()
 
     async def unary(self, method: Method, body: bytes, caller: Caller) -> Reply:
         """Parse, run and serialise one request."""
-        with self.timed(method):
+        with self.timed(method), self.working():
             return await self._unary(method, body, caller)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Inside, something is done for somebody."""
+        self._working += 1
+        try:
+            yield
+        finally:
+            self._working -= 1
 
     @contextmanager
     def timed(self, method: Method) -> Iterator[None]:
@@ -194,6 +205,10 @@ class Calls:
             if stream.caller.key in gone:
                 stream.dismiss(Unauthenticated(GONE))
 
+    def idle(self) -> bool:
+        """Whether nothing is being done for anybody. A stream of requests that waits for the next is idle."""
+        return not self._working
+
     def end_readers(self) -> None:
         """Those who read what goes on are told to come again: the node becomes another version of itself."""
         for stream in tuple(self._open):
@@ -240,11 +255,12 @@ class OpenFeed:
         """Take one serialised message."""
         self._require_key()
         self._calls.touch(self.caller)
-        await self._feed.feed(parse(self._method, body))
+        with self._calls.working():
+            await self._feed.feed(parse(self._method, body))
 
     async def finish(self) -> bytes:
         """The serialised reply."""
-        with self._calls.timed(self._method):
+        with self._calls.timed(self._method), self._calls.working():
             self._require_key()
             return await self._calls._guarded(self._method, self._feed.finish())
 

@@ -23,6 +23,8 @@ DEAD_AFTER = 30
 
 # Seconds between two looks at which requests are answered, for hands that are being shaken, and for the last bytes.
 LOOK, SHAKE, LAST = 0.01, 0.3, 0.1
+# Looks in a row at which nothing was under way, before that is believed: a call may be between two threads.
+QUIET = 5
 
 _KEEP_ALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -171,27 +173,36 @@ class Connections:
         for connection in self:
             connection.transport.abortConnection()
 
-    async def finish(self, seconds: float) -> None:
+    async def finish(self, seconds: float, idle: Callable[[], bool]) -> None:
         """Let what is under way be answered, for so many seconds, and end each connection in good order after it.
 
         For when somebody else accepts here soon. What clients send meanwhile is not read, so that they know that it was
-        not heard, and say it again.
+        not heard, and say it again. `idle`: nothing is being done for anybody; once that has been so for a moment, what
+        is open on relays are streams that may last for ever.
         """
         await self._until(lambda: all(each.secured for each in self), SHAKE)
         for each in self:
             if each.relay is not None:
                 each.relay.hold()
         await deferLater(self.reactor, LOOK)
-        await self._until(lambda: self._finished(False), seconds)
-        self._finished(True)
+        looks = 0
+
+        def over() -> bool:
+            nonlocal looks
+            looks = looks + 1 if idle() else 0
+            return self._finished(streams=looks > QUIET)
+
+        await self._until(over, seconds)
+        self._finished(streams=True, all_of_them=True)
         await self._until(lambda: not len(self), LAST)
 
-    def _finished(self, now: bool) -> bool:
-        """End those that have their answers, or `now` all. Whether none is left that waits for one."""
+    def _finished(self, streams: bool, all_of_them: bool = False) -> bool:
+        """End those that have their answers, those of strangers, and `streams`. Whether nobody waits for an answer."""
         waiting = False
         for each in self:
+            now = all_of_them or not each.known
             if each.relay is not None:
-                waiting |= not each.relay.finish(now)
+                waiting |= not each.relay.finish(now or streams)
             elif each.idle or now:
                 each.transport.loseConnection()
             else:

@@ -67,6 +67,8 @@ class Relay(Protocol):
         self._end = 0
         self._asked_at: float | None = None
         self._leaving = False
+        # Nothing that the client says is heard any more.
+        self._deaf = False
         self._held_back: IDelayedCall | None = None
 
     def connectionMade(self) -> None:
@@ -77,7 +79,7 @@ class Relay(Protocol):
         self._connect()
 
     def dataReceived(self, data: bytes) -> None:
-        if self._leaving or self.connection.over:
+        if self._leaving or self._deaf or self.connection.over:
             return
         asked = self._manners.last
         try:
@@ -98,6 +100,7 @@ class Relay(Protocol):
         self._server.transport.write(data)
 
     def hold(self) -> None:
+        self._deaf = True
         self.transport.pauseProducing()
 
     def finish(self, now: bool) -> bool:

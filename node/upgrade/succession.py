@@ -43,13 +43,15 @@ class Calls(Protocol):
 
     def end_readers(self) -> None: ...
 
+    def idle(self) -> bool: ...
+
     def close(self) -> None: ...
 
 
 class Connections(Protocol):
     """What they ask by."""
 
-    async def finish(self, seconds: float) -> None: ...
+    async def finish(self, seconds: float, idle: Callable[[], bool]) -> None: ...
 
 
 class Store(Protocol):
@@ -137,16 +139,13 @@ class Succession:
         return self._left.run.pid or None
 
     def held(self, name: str, interface: str, port: int) -> int | None:
-        """The descriptor that listens there already; one that listens elsewhere is closed."""
+        """The descriptor that listens there already, to be duplicated: this one is for the way back."""
         held: int | None = self._left.ports.get(name)
         if held is None:
             return None
         with socket.socket(fileno=os.dup(held)) as there:
             where = there.getsockname()[:2]
-        if where == (interface, port):
-            return held
-        os.close(held)
-        return None
+        return held if where == (interface, port) else None
 
     def inherit(self) -> None:
         """Have a core that goes on be what is resumed; controllers wait until it is."""
@@ -181,6 +180,9 @@ class Succession:
 
     def _come_up(self) -> None:
         self._handle.commit()
+        for held in self._left.ports.values():
+            os.close(held)
+        self._left.ClearField("ports")
         if self._ending:
             return
         self._commit()
@@ -191,13 +193,13 @@ class Succession:
 
     @property
     def unsteady(self) -> str:
-        return self._backend.unsteady
+        return "the node is ending" if self._ending else self._backend.unsteady
 
     async def succeed(self, program: Program, version: str) -> str:
         for port in self.ports.values():
             port.stopReading()
         self._calls.end_readers()
-        await self._connections.finish(FINISH)
+        await self._connections.finish(FINISH, self._calls.idle)
         try:
             await self._backend.leave(partial(self._become, program, version))
             # There is nothing that could be left.
@@ -226,6 +228,8 @@ class Succession:
         ring = self._ring.packed
         handover = Handover(format=FORMAT, version=__version__, lock=self._state.lock, ports=ports, ring=ring, run=run)
         self._systemd.reloading()
+        if self._ending:
+            return  # somebody wants it to end, not to go on
         program.become(write(program.words, handover), self._environment)
 
     def _tell(self, kind: Kind, said: str, fields: Mapping[str, str]) -> None:

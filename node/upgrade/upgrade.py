@@ -14,9 +14,10 @@ from node.logs import Logger
 from node.reactor import PooledReactor
 from node.upgrade.program import Program, Refused, Try
 
-# Seconds between two looks at whether what runs can be left, and until the operator is told that it cannot.
+# Seconds between two looks at whether what runs can be left, and until the operator is told that it cannot: a core that
+# drains may take DRAIN_TIMEOUT, which is ten minutes unless it is set.
 LOOK = 0.5
-STEADY = 60.0
+STEADY = 900.0
 # … and until the next try after one that came too early all the same.
 AGAIN = 3.0
 
@@ -84,6 +85,8 @@ class Upgrades:
 
     async def _steady(self, deadline: float) -> None:
         """Wait until what runs can be left. Raises `Refused` after this time."""
+        if reason := self._node.unsteady:
+            self.log.info("the upgrade waits: {reason}", reason=reason)
         while reason := self._node.unsteady:
             if self._reactor.seconds() > deadline:
                 raise Refused(f"{reason}; ask again later")
