@@ -248,3 +248,4 @@ class ControlTests(SynchronousTestCase):
         ensureDeferred(self.control.run(steps.work("fourth", settles=True), "fourth"))
         steps.end("third")
         self.successResultOf(ensureDeferred(self.control.quiet()))
+        steps.end("fourth")
