@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from collections.abc import Awaitable, Mapping, Sequence
@@ -17,6 +18,8 @@ from node.upgrade.trampoline import VARIABLE, WAITING
 CHECK = "--check"
 # Seconds for that, and until the next program has to have come up.
 TEST_SECONDS, PATIENCE = 60.0, 30.0
+# The first line of a script that is for Python, and the most bytes of it.
+_INTERPRETER, LINE = re.compile(rb"#!\s*(/\S*python[\d.]*)\s*"), 1000
 # The packages that are the node's own, beside where twistd finds it.
 PACKAGES = ("node", "drivers", "protos")
 PLUGIN = Path("twisted", "plugins", "node_plugin.py")
@@ -49,6 +52,16 @@ class Program:
     argv: tuple[str, ...]
     kept: Path
 
+    @property
+    def next(self) -> tuple[str, ...]:
+        """The same with the interpreter that the script names by now: a link to it may lead to another version."""
+        try:
+            with Path(self.argv[1]).open("rb") as script:
+                named = _INTERPRETER.fullmatch(script.readline(LINE))
+        except OSError:
+            return self.argv
+        return self.argv if named is None else (os.fsdecode(named[1]), *self.argv[1:])
+
     @classmethod
     def of(cls, words: Sequence[str], options: Mapping[str, object], kept: Path) -> Program | str:
         """The program of these words (`sys.orig_argv`); or why it cannot be run again in the same process."""
@@ -64,7 +77,7 @@ class Program:
 
     async def test(self, run: Try) -> str:
         """Have it say whether it could take over. Returns what it says of itself. Raises `Refused`."""
-        tried = await run([*self.argv, CHECK], seconds=TEST_SECONDS)
+        tried = await run([*self.next, CHECK], seconds=TEST_SECONDS)
         if tried.code != 0 or not tried.lines:
             said = "\n".join(tried.lines[-5:]) or f"it ended with {tried.code} and said nothing"
             raise Refused(f"the version on disk cannot take over: {said}")
@@ -74,14 +87,14 @@ class Program:
     def words(self) -> dict[str, object]:
         """The first line of a memory file: see `trampoline`."""
         kept = str(self.kept) if self.kept.is_dir() else ""
-        return {"program": self.argv, "before": self.argv, "kept": kept, "patience": PATIENCE}
+        return {"program": self.next, "before": self.argv, "kept": kept, "patience": PATIENCE}
 
     def become(self, handle: int, environment: Mapping[str, str]) -> None:
         """Become the next program, which inherits this memory file. Raises `OSError` if it cannot be run."""
         os.set_inheritable(handle, True)
         signal.pthread_sigmask(signal.SIG_BLOCK, WAITING)
         try:
-            argv = [self.argv[0], trampoline.__file__]
+            argv = [self.next[0], trampoline.__file__]
             os.execve(argv[0], argv, {**environment, VARIABLE: str(handle)})  # noqa: S606 - that is what it is for
         except OSError:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, WAITING)

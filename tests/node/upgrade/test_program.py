@@ -59,6 +59,27 @@ def test_what_can(tmp_path: Path) -> None:
     assert found.words["kept"] == str(tmp_path) and Program(found.argv, tmp_path / "none").words["kept"] == ""
 
 
+@pytest.mark.parametrize(
+    ("line", "interpreter"),
+    [
+        ("#!/opt/2/bin/python", "/opt/2/bin/python"),
+        ("#!/opt/2/bin/python3.11", "/opt/2/bin/python3.11"),
+        ("#!/bin/sh", "/opt/1/bin/python"),
+        ("#!/usr/bin/env python", "/opt/1/bin/python"),
+        ("", "/opt/1/bin/python"),
+        (None, "/opt/1/bin/python"),
+    ],
+)
+def test_by_which_interpreter(line: str | None, interpreter: str, tmp_path: Path) -> None:
+    """By the one that the script names now; back by the one that it was run by."""
+    script = tmp_path / "twistd"
+    if line is not None:
+        script.write_text(f"{line}\nimport sys\n")
+    one = Program(("/opt/1/bin/python", str(script), "node"), tmp_path)
+    assert one.next == (interpreter, str(script), "node")
+    assert (one.words["program"], one.words["before"]) == (one.next, one.argv)
+
+
 def test_it_is_tried_first() -> None:
     """With a word that has it say who it is; what it says when it cannot take over is the reason."""
     asked = []
