@@ -134,6 +134,9 @@ def test_all_agree_at_the_end(
                 each.result()
         for restarted in (False, True):
             if restarted:
+                # The counts are read; the reply to what comes then says that all of them are on disk.
+                controller.limits()
+                controller.set_limits({PEOPLE[-1].email: Limits(bytes=Quota(bytes=10**12))})
                 before = off(controller), {row.name: row.used_down for row in controller.limits().users}
                 own_node.kill()
                 own_node.start()
