@@ -5,7 +5,7 @@ A driver is imported when it is first asked for: most nodes only ever run one ki
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from drivers.process.orphans import sweep
@@ -67,9 +67,9 @@ class Drivers(Mapping[int, Driver]):
         """Run another program than a core to its end, which is the node's at the latest. Raises `CoreFailed`."""
         return await Spawner(self._host.reactor, self._host.directory, environment).run(command, seconds=seconds)
 
-    def sweep(self, spared: int | None = None) -> list[int]:
+    def sweep(self, spared: Collection[int] = ()) -> list[int]:
         """End the cores that an earlier node left behind, of whatever kind; their process numbers. Blocking, brief.
 
-        `spared` is one that goes on.
+        `spared` are those that go on.
         """
         return sweep(self._host.directory, spared)

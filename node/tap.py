@@ -55,7 +55,7 @@ from node.transport.rest import make_app, make_pages
 from node.transport.rpc import RpcServer
 from node.transport.site import Limits as SiteLimits
 from node.transport.site import Site
-from node.upgrade.program import Program
+from node.upgrade.program import SEVERAL, Program
 from node.upgrade.succession import Succession
 from node.upgrade.upgrade import Upgrades
 from node.watching import FileWatch
@@ -202,6 +202,7 @@ class NodeService(Service):
         except (OSError, BadPair, BadKeys) as error:
             print(f"txnode {__version__} cannot start: {error}")  # noqa: T201
             return 1
+        print(SEVERAL)  # noqa: T201 - for the one that asks
         print(f"txnode {__version__}")  # noqa: T201 - for the one that asks
         return 0
 
@@ -323,7 +324,7 @@ class NodeService(Service):
         return gatherResults([maybeDeferred(port.stopListening) for port in self._ports.values()], consumeErrors=True)
 
     def _sweep(self) -> None:
-        for pid in self._drivers.sweep(self._succession.core):
+        for pid in self._drivers.sweep(self._succession.cores):
             self.log.warn("ended core {pid}, which an earlier node had left behind", pid=pid)
 
     def _listen(self, name: str, port: int | None, protocols: Protocols) -> None:

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Handover(_message.Message):
-    __slots__ = ("format", "version", "lock", "ports", "ring", "run")
+    __slots__ = ("format", "version", "lock", "ports", "ring", "run", "draining", "together")
     class PortsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -21,13 +21,17 @@ class Handover(_message.Message):
     PORTS_FIELD_NUMBER: _ClassVar[int]
     RING_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    TOGETHER_FIELD_NUMBER: _ClassVar[int]
     format: int
     version: str
     lock: int
     ports: _containers.ScalarMap[str, int]
     ring: Ring
     run: Run
-    def __init__(self, format: _Optional[int] = ..., version: _Optional[str] = ..., lock: _Optional[int] = ..., ports: _Optional[_Mapping[str, int]] = ..., ring: _Optional[_Union[Ring, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
+    draining: _containers.RepeatedCompositeFieldContainer[Run]
+    together: Together
+    def __init__(self, format: _Optional[int] = ..., version: _Optional[str] = ..., lock: _Optional[int] = ..., ports: _Optional[_Mapping[str, int]] = ..., ring: _Optional[_Union[Ring, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., draining: _Optional[_Iterable[_Union[Run, _Mapping]]] = ..., together: _Optional[_Union[Together, _Mapping]] = ...) -> None: ...
 
 class Ring(_message.Message):
     __slots__ = ("name", "next", "lines")
@@ -40,7 +44,7 @@ class Ring(_message.Message):
     def __init__(self, name: _Optional[str] = ..., next: _Optional[int] = ..., lines: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("type", "pid", "core", "descriptors", "counters")
+    __slots__ = ("type", "pid", "core", "descriptors", "counters", "since", "backend", "routing", "way_back")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -53,12 +57,108 @@ class Run(_message.Message):
     CORE_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    ROUTING_FIELD_NUMBER: _ClassVar[int]
+    WAY_BACK_FIELD_NUMBER: _ClassVar[int]
     type: int
     pid: int
     core: bytes
     descriptors: _containers.RepeatedScalarFieldContainer[int]
     counters: _containers.ScalarMap[str, int]
-    def __init__(self, type: _Optional[int] = ..., pid: _Optional[int] = ..., core: _Optional[bytes] = ..., descriptors: _Optional[_Iterable[int]] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    since: float
+    backend: bytes
+    routing: bytes
+    way_back: float
+    def __init__(self, type: _Optional[int] = ..., pid: _Optional[int] = ..., core: _Optional[bytes] = ..., descriptors: _Optional[_Iterable[int]] = ..., counters: _Optional[_Mapping[str, int]] = ..., since: _Optional[float] = ..., backend: _Optional[bytes] = ..., routing: _Optional[bytes] = ..., way_back: _Optional[float] = ...) -> None: ...
+
+class Together(_message.Message):
+    __slots__ = ("packed", "descriptors")
+    PACKED_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
+    packed: bytes
+    descriptors: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, packed: _Optional[bytes] = ..., descriptors: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Common(_message.Message):
+    __slots__ = ("sharing",)
+    SHARING_FIELD_NUMBER: _ClassVar[int]
+    sharing: Sharing
+    def __init__(self, sharing: _Optional[_Union[Sharing, _Mapping]] = ...) -> None: ...
+
+class Sharing(_message.Message):
+    __slots__ = ("members", "led", "closed", "streams", "datagrams", "sessions", "reaches")
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    LED_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    DATAGRAMS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    REACHES_FIELD_NUMBER: _ClassVar[int]
+    members: _containers.RepeatedScalarFieldContainer[int]
+    led: int
+    closed: _containers.RepeatedScalarFieldContainer[int]
+    streams: _containers.RepeatedCompositeFieldContainer[Group]
+    datagrams: _containers.RepeatedCompositeFieldContainer[Group]
+    sessions: _containers.RepeatedCompositeFieldContainer[Spot]
+    reaches: _containers.RepeatedCompositeFieldContainer[Reach]
+    def __init__(self, members: _Optional[_Iterable[int]] = ..., led: _Optional[int] = ..., closed: _Optional[_Iterable[int]] = ..., streams: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., datagrams: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[Spot, _Mapping]]] = ..., reaches: _Optional[_Iterable[_Union[Reach, _Mapping]]] = ...) -> None: ...
+
+class Address(_message.Message):
+    __slots__ = ("family", "host", "port", "only", "interface")
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    ONLY_FIELD_NUMBER: _ClassVar[int]
+    INTERFACE_FIELD_NUMBER: _ClassVar[int]
+    family: int
+    host: str
+    port: int
+    only: bool
+    interface: int
+    def __init__(self, family: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., only: bool = ..., interface: _Optional[int] = ...) -> None: ...
+
+class Group(_message.Message):
+    __slots__ = ("address", "members", "current")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_FIELD_NUMBER: _ClassVar[int]
+    address: Address
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    current: int
+    def __init__(self, address: _Optional[_Union[Address, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., current: _Optional[int] = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("pid", "descriptor", "order", "ended")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    descriptor: int
+    order: int
+    ended: bool
+    def __init__(self, pid: _Optional[int] = ..., descriptor: _Optional[int] = ..., order: _Optional[int] = ..., ended: bool = ...) -> None: ...
+
+class Spot(_message.Message):
+    __slots__ = ("address", "current", "others")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
+    address: Address
+    current: int
+    others: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, address: _Optional[_Union[Address, _Mapping]] = ..., current: _Optional[int] = ..., others: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+
+class Reach(_message.Message):
+    __slots__ = ("pid", "first", "end")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    first: _containers.RepeatedScalarFieldContainer[int]
+    end: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, pid: _Optional[int] = ..., first: _Optional[_Iterable[int]] = ..., end: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Process(_message.Message):
     __slots__ = ("pid", "began", "outputs", "lines", "panic", "starved", "allowance")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,20 +22,20 @@ def mark(owner: Path) -> str:
     return f"{found.st_dev}:{found.st_ino}"
 
 
-def sweep(owner: Path, spared: int | None = None) -> list[int]:
+def sweep(owner: Path, spared: Collection[int] = ()) -> list[int]:
     """Kill what an earlier node with this directory left behind, and wait for it. Returns the process numbers.
 
-    Sockets that its cores had there are removed, unless one is `spared`, whose sockets they may be.
+    Sockets that its cores had there are removed, unless some are `spared`, whose sockets they may be.
     """
     ours = mark(owner)
-    orphans = [process for process in _marked() if _mark(process) == ours and process.pid != spared]
+    orphans = [process for process in _marked() if _mark(process) == ours and process.pid not in spared]
     for orphan in orphans:
         with suppress(psutil.NoSuchProcess):
             orphan.kill()
     deadline = time.monotonic() + TERM_SECONDS
     while any(map(_runs, orphans)) and time.monotonic() < deadline:
         time.sleep(0.01)
-    for socket in owner.glob("*.sock*") if spared is None else ():
+    for socket in () if spared else owner.glob("*.sock*"):
         socket.unlink()
     return [orphan.pid for orphan in orphans]
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from drivers import json_text
 from drivers.process.confinement import Touched
 from drivers.process.executable import Executable, Installation
+from drivers.sockets import left
 from drivers.sockets.sharing import Sharing
 from node.contract.accounts import Account
-from node.contract.driver import Host, Plan
+from node.contract.driver import Host, Plan, Together
+from node.errors import CoreFailed
+from protos.handover_pb2 import Common
 from protos.service_pb2 import User
 
 
@@ -34,7 +37,7 @@ M = TypeVar("M", bound=Made)
 
 
 class Core:
-    """The part of `node.contract.driver.Driver` that is the same for all cores."""
+    """The part of `node.contract.driver.LeavesAll` that is the same for all cores."""
 
     def __init__(self, host: Host, installation: Installation) -> None:
         self._host = host
@@ -46,6 +49,19 @@ class Core:
 
     async def version(self) -> str:
         return await self._installation.version()
+
+    async def leave(self) -> Together:
+        sharing = await self._sharing.leave()
+        return Together(Common(sharing=sharing).SerializeToString(), left.descriptors(sharing))
+
+    def go_on(self, packed: bytes) -> None:
+        try:
+            self._sharing.go_on(Common.FromString(packed).sharing)
+        except OSError as error:
+            raise CoreFailed(f"the listeners of the cores cannot be had: {error}") from error
+
+    def remain(self, pids: Collection[int]) -> None:
+        self._sharing.remain(pids)
 
 
 class Planned(Generic[M]):

@@ -172,11 +172,6 @@ class SharedRun(Run[A]):
         """Whether it gets no new connections any more, or yet."""
         return self._sharing.drains(self._number)
 
-    async def require_alone(self) -> None:
-        """Raises `CoreFailed` if it shares its listeners with another run; if not, they are held no longer."""
-        if not await self._sharing.release(self._number):
-            raise CoreFailed("the core shares its listeners with another one")
-
     async def quieten(self) -> bool:
         """Have no new connections come before it ends. False if its listeners are its own, and it is to be told."""
         if not self.shared:

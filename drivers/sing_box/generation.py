@@ -319,7 +319,6 @@ class SingBoxGeneration(SharedRun[Api], PacedRun):
             self._untold.add(user)
 
     async def leave(self) -> Left:
-        await self.require_alone()
         process = left(self._process)
         run = SingBoxRun(
             process=process,

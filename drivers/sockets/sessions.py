@@ -10,15 +10,17 @@ from __future__ import annotations
 import errno
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from drivers.sockets import left
 from drivers.sockets.connections import Ports
 from drivers.sockets.datagrams import crowd
 from drivers.sockets.hiding import hide, show
 from drivers.sockets.listeners import look
 from drivers.sockets.reuseport import SO_BINDTOIFINDEX, Address, address_of, pick
 from drivers.sockets.steering import Unsteerable
+from protos.handover_pb2 import Reach, Sharing, Spot
 
 # Seconds in which a client that is at work sends something.
 DARK = 0.3
@@ -144,6 +146,24 @@ class Sessions:
             place.close()
         self._places.clear()
         self._ports.clear()
+
+    def pack(self, sharing: Sharing) -> None:
+        """Note all of it, for the next program of the node, which has the same descriptors."""
+        for place in self._places.values():
+            others = [left.member(pid, one) for pid, one in place.others.items()]
+            sharing.sessions.append(Spot(address=left.packed(place.address), current=place.current, others=others))
+        for pid, ports in self._ports.items():
+            first, end = [some.start for some in ports], [some.stop for some in ports]
+            sharing.reaches.append(Reach(pid=pid, first=first, end=end))
+
+    def unpack(self, sharing: Sharing, sockets: Mapping[int, socket.socket]) -> None:
+        """Go on where an earlier program ended."""
+        for spot in sharing.sessions:
+            others = {other.pid: sockets[other.descriptor] for other in spot.others}
+            address, current = left.unpacked(spot.address), spot.current if spot.HasField("current") else None
+            self._places[address] = Place(address, current, others)
+        for reach in sharing.reaches:
+            self._ports[reach.pid] = list(map(range, reach.first, reach.end))
 
     def _taken(self, places: Iterable[Place]) -> list[Place]:
         """Take duplicates of those whom clients find at these places, unless they have died. Raises `Unsteerable`."""

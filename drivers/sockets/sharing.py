@@ -5,7 +5,7 @@ All that `Steering` does is done here, off the reactor's back and one thing at a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -14,6 +14,7 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 
+from drivers.sockets import left
 from drivers.sockets.connections import Ports, alive, deafen
 from drivers.sockets.datagrams import Datagrams
 from drivers.sockets.listeners import Survey, survey
@@ -25,6 +26,7 @@ from node.contract.driver import NotShared
 from node.errors import CoreFailed
 from node.logs import Logger
 from node.reactor import PooledReactor
+from protos import handover_pb2
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -142,17 +144,29 @@ class Sharing:
         except Unreachable as error:
             raise CoreFailed(str(error)) from error
 
-    async def release(self, pid: int) -> bool:
-        """Hold its listeners no longer if it shares them with nobody. Whether that is so. Not while another comes."""
-        if not self.has(pid):
-            return True
-        if len(self._members) > 1:
-            return False
-        self._awaits = False
-        self._members.clear()
-        self._led = None
-        await self._do(self._close)
-        return True
+    async def leave(self) -> handover_pb2.Sharing:
+        """What the next program of the node needs to go on. Who is alone is held no longer; not while another comes."""
+        if len(self._members) == 1:
+            self._awaits = False
+            self._members.clear()
+            self._led = None
+            await self._do(self._close)
+        return await self._do(self._packed)
+
+    def go_on(self, sharing: handover_pb2.Sharing) -> None:
+        """Go on where an earlier program ended; before anything is asked. Raises `OSError`."""
+        sockets = left.sockets(left.descriptors(sharing))
+        self._members = dict.fromkeys(sharing.members)
+        self._led = sharing.led if sharing.HasField("led") else None
+        self._closed = set(sharing.closed)
+        self._steering.unpack(sharing.streams, sockets)
+        self._datagrams.unpack(sharing.datagrams, sockets)
+        self._sessions.unpack(sharing, sockets)
+
+    def remain(self, pids: Collection[int]) -> None:
+        """Of those that were left these live; the others have ended."""
+        for pid in [pid for pid in self._members if pid not in pids]:
+            self.gone(pid)
 
     def gone(self, pid: int) -> None:
         """A process of the driver's has ended, which may have joined; if not it is the one that was awaited."""
@@ -170,6 +184,15 @@ class Sharing:
             self._led = None
         if joined or alone:
             self._do(self._leave, pid, heir, alone).addErrback(self._complain)
+
+    def _packed(self) -> handover_pb2.Sharing:
+        streams, datagrams = self._steering.packed(), self._datagrams.packed()
+        members, closed = list(self._members), self._closed
+        sharing = handover_pb2.Sharing(
+            members=members, led=self._led, closed=closed, streams=streams, datagrams=datagrams
+        )
+        self._sessions.pack(sharing)
+        return sharing
 
     def _join(self, pid: int, ports: Ports, datagrams: Ports, sessions: Ports) -> None:
         first = not self._members.keys() - {pid}

@@ -8,10 +8,11 @@ changes but by us, and a process that ends leaves a gap only where that moves no
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from drivers.sockets import left
 from drivers.sockets.connections import Ports
 from drivers.sockets.listeners import Survey, look
 from drivers.sockets.reuseport import (
@@ -26,6 +27,7 @@ from drivers.sockets.reuseport import (
     pick_by_hash,
     waiting,
 )
+from protos import handover_pb2
 
 
 class Unsteerable(Exception):
@@ -221,6 +223,31 @@ class Steering:
         for group in self._groups.values():
             group.release(by_hash=True)
         self._groups.clear()
+
+    def packed(self) -> list[handover_pb2.Group]:
+        """All of it, for the next program of the node, which has the same descriptors."""
+        return [
+            handover_pb2.Group(
+                address=left.packed(group.address),
+                members=[
+                    left.member(member.pid, member.listener, member.order, not member.alive) for member in group.members
+                ],
+                current=group.current,
+            )
+            for group in self._groups.values()
+        ]
+
+    def unpack(self, groups: Iterable[handover_pb2.Group], sockets: Mapping[int, socket.socket]) -> None:
+        """Go on where an earlier program ended."""
+        for each in groups:
+            members = [
+                Member(member.pid, sockets[member.descriptor], member.order, not member.ended)
+                for member in each.members
+            ]
+            address = left.unpacked(each.address)
+            group = self._groups[address] = self._new_group(address, members)
+            group.current = each.current
+            self._joined = max(self._joined, *(member.order for member in members))
 
     def _look(self, pid: int, ports: Ports) -> tuple[Survey, list[socket.socket]]:
         return look(pid, ports, socket.SOCK_STREAM)

@@ -228,7 +228,6 @@ class XrayGeneration(SharedRun[Api], PacedRun):
             await super().join()
 
     async def leave(self) -> Left:
-        await self.require_alone()
         await self._connections.flush()
         process = left(self._process)
         run = XrayRun(

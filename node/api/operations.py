@@ -13,6 +13,7 @@ from node import __version__
 from node.api.auth import Dialect
 from node.api.calls import Call
 from node.api.feeds import ChunkFeed, UserFeed, require_few
+from node.api.leaving import Leaving
 from node.backend.drain import Limits
 from node.backend.generations import Generations
 from node.backend.keepalive import KeepAlive
@@ -21,21 +22,9 @@ from node.backend.questions import Questions
 from node.backend.runner import Runner
 from node.contract.accounts import key_of
 from node.contract.counters import Scope as Counted
-from node.contract.driver import (
-    CountsOnline,
-    Driver,
-    Generation,
-    Gone,
-    Heirs,
-    Leaves,
-    MeasuresLatency,
-    NotNow,
-    Plan,
-    Recovers,
-    Routes,
-)
+from node.contract.driver import CountsOnline, Driver, Generation, Heirs, MeasuresLatency, Routes
 from node.contract.routing import Routing
-from node.errors import Aborted, CoreFailed, InvalidRequest, NodeError, UnknownName, Unsupported, shown
+from node.errors import Aborted, CoreFailed, InvalidRequest, UnknownName, Unsupported, shown
 from node.events.journal import Journal
 from node.keyfile import Scope
 from node.limits.addresses import Grouping
@@ -53,7 +42,7 @@ from node.traffic.polling import Traffic
 from node.traffic.totals import LASTING, Totals
 from protos import service_pb2
 from protos.columns_pb2 import Stats
-from protos.handover_pb2 import Run
+from protos.handover_pb2 import Handover
 from protos.service_pb2 import (
     BackendType,
     BaseInfoResponse,
@@ -137,8 +126,7 @@ class Backend:
         # Starts under way: while there are any nothing expires.
         self._starts = 0
         self._heard = False
-        # Where the node's last program has left something.
-        self._heirs: Heirs | None = None
+        self._leaving = Leaving(self._runner, drivers, self._traffic)
         self._noting = Periodic("noting what is left of keep-alive", self._note_keep_alive, policy.poll, reactor)
         told = store, self._traffic, self._runner, self._limits, self._own, self._noting, system
         self._telling: tuple[Warns, ...] = (*told, *others)
@@ -182,59 +170,17 @@ class Backend:
         self._found(saved)
         self._limits.start()
 
-    @property
-    def unsteady(self) -> str:
-        """Why what runs could not be left to the node's next program now; empty if it could."""
-        return self._runner.unsteady
+    def unsteady(self, several: bool) -> str:
+        """Why what runs could not be left to the node's next program now; empty if it could: see `Runner.unsteady`."""
+        return self._runner.unsteady(several)
 
-    async def leave(self, go: Callable[[Run], Awaitable[None]]) -> None:
-        """Do `go` with what the next program needs to go on with the core. Not done where there is none, or none that
-        can be left. Raises `NotNow`.
-        """
+    async def leave(self, several: bool, go: Callable[[Handover], Awaitable[None]]) -> None:
+        """Do `go` with what the next program needs to go on with the cores: see `Leaving.leave`."""
+        await self._leaving.leave(several, go)
 
-        async def then(run: Generation | None) -> None:
-            if self.unsteady:
-                raise NotNow(self.unsteady)
-            accepted = self._runner.accepted
-            if not isinstance(run, Leaves) or accepted is None:
-                return
-            await self._traffic.read()
-            try:
-                left = await run.leave()
-            except CoreFailed as error:
-                raise NotNow(error.text) from error
-            known = self._traffic.known(run)
-            kind = service_pb2.Backend.FromString(accepted.request).type
-            try:
-                await go(Run(type=kind, pid=left.pid, core=left.packed, descriptors=left.descriptors, counters=known))
-            except BaseException:
-                run.stay()
-                raise
-
-        await self._runner.leave(then)
-
-    def inherit(self, left: Run, heirs: Heirs) -> None:
-        """The node's last program has left this run of a core: it is what is resumed."""
-
-        async def recover(plan: Plan) -> Generation | None:
-            try:
-                if not isinstance(plan, Recovers):
-                    raise CoreFailed("its driver does not know how")
-                run = await plan.recover(left.core)
-            except Gone as gone:
-                self.log.warn("the core is started anew: {reason}", reason=str(gone))
-                heirs.taken()
-                return None
-            except Exception as error:  # noqa: BLE001 - told: the program before goes on with it, or it is started anew
-                heirs.failed(error.text if isinstance(error, NodeError) else repr(error))
-                return None
-            self._traffic.go_on(run, left.counters)
-            heirs.taken()
-            run.stay()
-            return run
-
-        self._heirs = heirs
-        self._runner.inherit(recover)
+    def inherit(self, left: Handover, heirs: Heirs) -> None:
+        """The node's last program has left these runs of a core: the current one is what is resumed."""
+        self._leaving.inherit(left, heirs)
 
     def touch(self) -> None:
         """A controller said something: keep-alive starts anew."""
@@ -433,13 +379,13 @@ class Backend:
         self._limits.restore((key, packed) for key, packed in saved.limits if key)
         self._own.restore(dict(saved.limits).get(""))
         if not self._runner.desired.loaded(saved) or not saved.request:
-            self._require_heir()
+            self._leaving.require_heir()
             return
         if saved.left is not None:
             self._store.keep_alive(saved.left)
-        if self._policy.resume or self._heirs is not None:
+        if self._policy.resume or self._leaving.inherits:
             resuming = ensureDeferred(self._resume(saved)).addErrback(self._not_resumed)
-            resuming.addCallback(lambda _: self._require_heir())
+            resuming.addCallback(lambda _: self._leaving.require_heir())
 
     async def _resume(self, saved: Saved) -> None:
         """Bring back what ran, with its users and what is left of its keep-alive, before any controller calls."""
@@ -456,11 +402,6 @@ class Backend:
             self._note_keep_alive()
 
         await self._runner.resume(driver, request, resumed, Routing.unpack(saved.routing))
-
-    def _require_heir(self) -> None:
-        """What was left has been taken by now, or never is."""
-        if self._heirs is not None and self._runner.disinherit():
-            self._heirs.failed(self._runner.status.reason or "there is no record of what runs")
 
     def _not_resumed(self, failure: Failure) -> None:
         if not failure.check(Aborted):  # by a Stop, or the node's end

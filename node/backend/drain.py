@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from twisted.internet.interfaces import IReactorTime
@@ -59,6 +59,9 @@ class Drain:
         # Of each, at the last look; and how many were ended before their time, since the node began.
         self._connections: dict[Generation, int] = {}
         self.dropped = 0
+        # Those that are about to end; and whether none is to, for they are being left to another program.
+        self._ends: set[Generation] = set()
+        self.paused = False
         self._looking = Periodic("looking after cores that drain", self._look, LOOK, reactor)
 
     @property
@@ -74,6 +77,19 @@ class Drain:
     def full(self) -> bool:
         """Whether the next one ends the oldest before its time."""
         return 0 < self._limits.generations <= len(self._since)
+
+    @property
+    def ending(self) -> bool:
+        """Whether one is about to end."""
+        return bool(self._ends)
+
+    def since(self, run: Generation) -> float:
+        """When it began to drain."""
+        return self._since.get(run, self._reactor.seconds())
+
+    def inherit(self, since: Mapping[Generation, float]) -> None:
+        """An earlier program of the node has left these, which have drained since then; oldest first."""
+        self._since = {**since, **self._since}
 
     def begin(self) -> None:
         """A run took the place of those that drain now."""
@@ -108,6 +124,8 @@ class Drain:
         return available() < PEAK * size + SPARE
 
     async def _look(self) -> None:
+        if self.paused:
+            return
         self._forget()
         # Where no run is the current one, the newest of these is given new connections until there is.
         serving = self._generations.serving[:1]
@@ -119,12 +137,19 @@ class Drain:
             await self._end_early(run, f"it has drained for {self._limits.timeout:g} s")
         elif isinstance(run, Shares):
             self._connections[run] = await run.connected()
-            if age >= SETTLED and not self._connections[run]:
+            if age >= SETTLED and not self._connections[run] and not self.paused:
                 await self._over(run)
 
     async def _end_early(self, run: Generation, reason: str) -> None:
         # Meanwhile nobody else is to begin with it.
         self._since.pop(run, None)
+        self._ends.add(run)
+        try:
+            await self._cut(run, reason)
+        finally:
+            self._ends.discard(run)
+
+    async def _cut(self, run: Generation, reason: str) -> None:
         try:
             ended = await run.connected() if isinstance(run, Shares) else 0
             count = str(ended) if isinstance(run, Shares) else "its"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from node.contract.driver import Generation
 
@@ -52,6 +52,11 @@ class Generations:
         self._draining += filter(None, (self._current,))
         self._forget(generation)
         self._current = generation
+        self._tell()
+
+    def inherit(self, draining: Iterable[Generation]) -> None:
+        """An earlier program of the node has left these, oldest first: they drain."""
+        self._draining[:0] = draining
         self._tell()
 
     def retire(self) -> None:

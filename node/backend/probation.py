@@ -41,11 +41,18 @@ class Probation:
         self._until = 0.0
         self._asking = Periodic("asking a new core whether it holds", self._ask, ASK, reactor)
 
-    def begin(self, run: Generation, before: Shares, accepted: Accepted) -> None:
+    def begin(self, run: Generation, before: Shares, accepted: Accepted, seconds: float = SECONDS) -> None:
         """This run took over from that one. An earlier one has ended."""
         self._taken = Taken(run, before, accepted)
         self._asking.start()
-        self._until = self._reactor.seconds() + SECONDS
+        self._until = self._reactor.seconds() + seconds
+
+    def left(self, before: Generation) -> float | None:
+        """Seconds for which there is a way back to this run, at least; None if there is none."""
+        taken = self._taken
+        if taken is None or taken.before is not before:
+            return None
+        return max(0.0, self._until - self._reactor.seconds())
 
     def end(self) -> None:
         """There is no way back any more."""

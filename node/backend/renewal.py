@@ -43,6 +43,8 @@ class Renewal:
         self._replacement = replacement
         self._failed = failed
         self.end = replacement.end
+        # Whether runs are being left to another program: then none is to come for the sake of users who are out.
+        self.paused = False
 
     @property
     def crowded(self) -> bool:
@@ -76,7 +78,7 @@ class Renewal:
     async def refresh(self, run: Generation) -> Generation:
         """A run that knows nothing of users who were removed, if it can come in at nobody's cost; else this one."""
         assert self._desired.accepted is not None
-        if self._replacement.lacks(run):
+        if self.paused or self._replacement.lacks(run):
             return run
         plan, users = self._desired.accepted.runs, run.accounts
         try:

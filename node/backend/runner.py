@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from node.backend.record import Record
 from node.backend.replace import Replacement
 from node.backend.roster import Roster
 from node.backend.routing import Router
+from node.backend.standing import Drainer, Standing
 from node.backend.state import State, Status
 from node.backend.supervisor import START_TIMEOUT, Happened, Supervisor
 from node.backend.supplied import Supplied
@@ -149,21 +150,54 @@ class Runner:
         left, self._replacement.recover = self._replacement.recover, None
         return left is not None
 
-    @property
-    def unsteady(self) -> str:
-        """Why what runs could not be left to the node's next program now; empty if it could."""
-        if self._generations.draining or self._generations.ending:
-            return "a core whose place another one took still has connections"
+    async def plan_again(self, request: bytes, routing: Routing) -> Accepted:
+        """What was accepted by an earlier program of the node, or what is accepted now where there is no `request`.
+
+        Raises as `Driver.prepare` and `Accepted.with_routing`.
+        """
+        accepted = self.desired.accepted
+        assert accepted is not None
+        if not request:
+            return accepted if accepted.routing == routing else await accepted.with_routing(routing)
+        asked = Backend.FromString(request)
+        meaning = await self._meaning(accepted.driver, asked.config)
+        fingerprint = (accepted.driver.name, meaning, frozenset(asked.exclude_inbounds))
+        return await self._prepare(accepted.driver, asked, fingerprint, routing)
+
+    def inherit_draining(self, draining: Sequence[Drainer]) -> None:
+        """An earlier program of the node has left these beside what is resumed, oldest first."""
+        self._supervisor.inherit(draining)
+
+    def unsteady(self, several: bool) -> str:
+        """Why what runs could not be left to the node's next program now; empty if it could.
+
+        `several`: it can go on with more than one run.
+        """
+        if self._supervisor.ending:
+            return "a core is ending"
+        if self._generations.draining and self.status.stopped:
+            return "a core that was stopped waits for a Start that wants it"
+        if self._generations.draining and not several:
+            return "a core whose place another one took has connections, and the next version goes on with one core"
         if self.status.awaited:
             return f"the backend is {self.status.state}"
         return ""
 
-    async def leave(self, then: Callable[[Generation | None], Awaitable[None]]) -> None:
-        """Do `then` with the current run, if there is one, while nothing changes: what comes waits until it is done."""
+    @property
+    def standing(self) -> Standing | None:
+        """What there is to be left."""
+        return self._supervisor.standing
+
+    async def leave(self, then: Callable[[], Awaitable[None]]) -> None:
+        """Do `then` while no run comes or goes: what comes waits until it is done."""
 
         async def work(_: Settled) -> None:
-            await self._settling.idle()
-            await then(self._generations.current)
+            self._supervisor.pause()
+            try:
+                await self._settling.idle()
+                await then()
+            finally:
+                self._supervisor.pause(False)
 
         await self._control.run(work, core=True)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from twisted.internet.interfaces import IReactorTime
@@ -19,6 +19,7 @@ from node.backend.probation import Probation, Taken
 from node.backend.renewal import Renewal
 from node.backend.replace import Replacement
 from node.backend.settling import Settling
+from node.backend.standing import Drainer, Standing
 from node.backend.state import State, Status
 from node.contract.driver import Cuts, Exit, Generation, NotShared, Routes, Shares
 from node.errors import CoreFailed, InvalidConfig, NodeError
@@ -85,6 +86,10 @@ class Supervisor:
         self._returned = ""
         self._losses = dict.fromkeys(REASONS, 0)
         self._hanging: set[Generation] = set()
+        # What was accepted when each of the runs served last.
+        self._accepted: dict[Generation, Accepted] = {}
+        # To which of the runs that an earlier program left the current one may give way again.
+        self._way_back: Drainer | None = None
         # Connections of removed users that were ended by runs that are gone.
         self._cut = 0
 
@@ -98,6 +103,36 @@ class Supervisor:
     def happened(self) -> Happened:
         cut = self._cut + sum(map(_cut_by, self._generations.counting))
         return Happened(dict(self._losses), cut, self._drain.dropped, self._drain.connections)
+
+    @property
+    def ending(self) -> bool:
+        """Whether a run ends, or is about to."""
+        return bool(self._generations.ending) or self._drain.ending
+
+    def pause(self, paused: bool = True) -> None:
+        """Have no run come or go by itself, or again: they are being left to another program."""
+        self._drain.paused = self._renewal.paused = paused
+
+    @property
+    def standing(self) -> Standing | None:
+        """The runs as they are; None where none is the current one."""
+        current, accepted = self._generations.current, self._desired.accepted
+        if current is None or accepted is None:
+            return None
+        draining = [
+            Drainer(run, self._accepted.get(run, accepted), self._drain.since(run), self._probation.left(run))
+            for run in self._generations.draining
+        ]
+        return Standing(current, accepted, draining)
+
+    def inherit(self, draining: Sequence[Drainer]) -> None:
+        """An earlier program of the node has left these, oldest first."""
+        self._accepted |= {each.run: each.accepted for each in draining}
+        self._generations.inherit(each.run for each in draining)
+        self._drain.inherit({each.run: each.since for each in draining})
+        self._way_back = next((each for each in draining if each.way_back is not None), None)
+        for each in draining:
+            self._look_after(each.run)
 
     async def run(self, deadline: float) -> None:
         """Have what is accepted run, in the place of what ran. Raises what `Replacement.bring` raises."""
@@ -161,7 +196,7 @@ class Supervisor:
     def _keeper(self, run: Generation) -> Keeper:
         around = self._status, self._desired, self._generations, self._renewal, self._events
         # One that another run has just taken the place of may be of what was accepted before.
-        before = None if run is self._generations.current else self._desired.before
+        before = None if run is self._generations.current else self._accepted.get(run)
         accepted = before or self._desired.accepted
         assert accepted is not None
         return Keeper(self._reactor, run, accepted.plan, *around, self._adopt, self._watch.doubt)
@@ -170,17 +205,33 @@ class Supervisor:
         # Where none is the current one, those that drain may be of anything that was accepted once.
         before, accepted = self._generations.current, self._desired.before
         self.confirmed()
+        self._note(before, accepted)
         self._generations.adopt(run)
+        self._note(run, self._desired.accepted)
         self._probation.end()
         if isinstance(before, Shares) and accepted:
             self._probation.begin(run, before, accepted)
+        self._go_on_probation(run)
         if self._generations.draining:
             self._drain.begin()
         self._backoff.served()
-        self._watch.begin(run)
         self._tell_started(run)
-        run.when_exited().addCallback(self._exited, run, pid_of(run))
+        self._look_after(run)
         in_background(self.catch_up(run), "the routing of the core is not as it is to be")
+
+    def _note(self, run: Generation | None, accepted: Accepted | None) -> None:
+        if run is not None and accepted is not None:
+            self._accepted[run] = accepted
+
+    def _go_on_probation(self, run: Generation) -> None:
+        """It may have been on probation when an earlier program left it."""
+        left, self._way_back = self._way_back, None
+        if left is not None and isinstance(left.run, Shares) and left.way_back is not None:
+            self._probation.begin(run, left.run, left.accepted, left.way_back)
+
+    def _look_after(self, run: Generation) -> None:
+        self._watch.begin(run)
+        run.when_exited().addCallback(self._exited, run, pid_of(run))
 
     def _tell_started(self, run: Generation) -> None:
         # None where all that was accepted was taken back while this run came.
@@ -194,6 +245,7 @@ class Supervisor:
         was_current, way_back = run is self._generations.current, self._probation.way_back(run)
         self._cut += _cut_by(run) if run in self._generations.counting else 0
         unasked = self._generations.gone(run)
+        self._accepted.pop(run, None)
         self._journal.tell(Kind.CORE_EXITED if unasked else Kind.CORE_ENDED, ended.reason, reason=ended.reason, **pid)
         hung = run in self._hanging
         self._hanging.discard(run)

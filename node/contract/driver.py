@@ -332,14 +332,25 @@ class Recovers(Protocol):
         """
 
 
-class Heirs(Protocol):
-    """Is told what becomes of a core that the last version has left."""
+@dataclass(frozen=True)
+class Together:
+    """What a driver has of all its runs together, for the node's next program. `descriptors` stay open."""
 
-    def taken(self) -> None:
-        """It is this version's from here on."""
+    packed: bytes
+    descriptors: Sequence[int]
+
+
+class Heirs(Protocol):
+    """Is told what becomes of the cores that the last version has left."""
+
+    def taken(self, pids: Collection[int]) -> None:
+        """These are this version's from here on. Any other one has ended when this returns."""
+
+    def go_back(self, reason: str) -> None:
+        """One of them cannot be: they go back to the last version. Returns where there is none to go back to."""
 
     def failed(self, reason: str) -> None:
-        """It cannot be: it goes back to the last version, or has ended when this returns."""
+        """None of them can be: they go back to the last version, or have ended when this returns."""
 
 
 class Plan(Protocol):
@@ -412,3 +423,17 @@ class Driver(Protocol):
 
     async def prepare(self, config_text: str, exclude: frozenset[str]) -> Plan:
         """Have the core read a configuration, touching none that runs. Raises `errors.InvalidConfig`."""
+
+
+@runtime_checkable
+class LeavesAll(Driver, Protocol):
+    """A driver of a core that leaves its runs: see `Leaves`."""
+
+    async def leave(self) -> Together:
+        """What it has of all its runs together, when these have been left."""
+
+    def go_on(self, packed: bytes) -> None:
+        """Go on where an earlier program ended; before a run is recovered. Raises `errors.CoreFailed`."""
+
+    def remain(self, pids: Collection[int]) -> None:
+        """Of the runs that were left these live, and are recovered; the others have ended."""

@@ -16,8 +16,10 @@ from node.upgrade import trampoline
 from node.upgrade.trampoline import FAILED, PATH, VARIABLE, WAITING
 from protos.handover_pb2 import Handover
 
-# The form of `Handover`: a node that does not know it starts the core anew.
-FORMAT = 1
+# The forms of `Handover` that this version reads: a node that does not know one starts the core anew. In the second
+# there may be several runs.
+ONE, SEVERAL = 1, 2
+FORMATS = (ONE, SEVERAL)
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ class Handle:
         if self._descriptor is not None and not self._failed:
             handover = _read(self._descriptor)
             for descriptor in (self._descriptor, *descriptors(handover)):
-                os.set_inheritable(descriptor, True)
+                with suppress(OSError):  # of a core that has ended
+                    os.set_inheritable(descriptor, True)
             trampoline.back(reason)
 
     def commit(self) -> None:
@@ -93,7 +96,8 @@ def write(words: Mapping[str, object], handover: Handover) -> int:
 
 def descriptors(handover: Handover) -> Iterable[int]:
     """All that are named there."""
-    return (handover.lock, *handover.ports.values(), *handover.run.descriptors)
+    of_runs = (each for run in (handover.run, *handover.draining) for each in run.descriptors)
+    return (handover.lock, *handover.ports.values(), *of_runs, *handover.together.descriptors)
 
 
 def _read(descriptor: int) -> Handover:
@@ -103,8 +107,8 @@ def _read(descriptor: int) -> Handover:
         found = Handover.FromString(content.partition(b"\n")[2])
     except DecodeError:
         found = Handover()
-    if found.format == FORMAT:
+    if found.format in FORMATS:
         return found
     Handle.log.warn("what the last version left cannot be read: the core is started anew")
     # What holds ports and lock is the same in every form.
-    return Handover(format=FORMAT, lock=found.lock, ports=found.ports)
+    return Handover(format=ONE, lock=found.lock, ports=found.ports)

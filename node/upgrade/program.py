@@ -16,6 +16,8 @@ from node.upgrade.trampoline import VARIABLE, WAITING
 
 # What has the program say whether it could take over, instead of running.
 CHECK = "--check"
+# How it says there that it goes on with several cores; versions that can do so with one alone say nothing.
+SEVERAL = "goes on with several cores"
 # Seconds for that, and until the next program has to have come up.
 TEST_SECONDS, PATIENCE = 60.0, 30.0
 # The first line of a script that is for Python, and the most bytes of it.
@@ -27,6 +29,14 @@ PLUGIN = Path("twisted", "plugins", "node_plugin.py")
 
 class Refused(Exception):
     """There is no upgrade, and why: nothing has changed."""
+
+
+@dataclass(frozen=True)
+class Successor:
+    """What the next program says of itself; whether it can go on with more than one core."""
+
+    version: str
+    several: bool
 
 
 class Tried(Protocol):
@@ -75,13 +85,13 @@ class Program:
         """Have the way back, from when this program began; blocking. Raises `OSError`."""
         keep(self.kept)
 
-    async def test(self, run: Try) -> str:
-        """Have it say whether it could take over. Returns what it says of itself. Raises `Refused`."""
+    async def test(self, run: Try) -> Successor:
+        """Have it say whether it could take over. Raises `Refused`."""
         tried = await run([*self.next, CHECK], seconds=TEST_SECONDS)
         if tried.code != 0 or not tried.lines:
             said = "\n".join(tried.lines[-5:]) or f"it ended with {tried.code} and said nothing"
             raise Refused(f"the version on disk cannot take over: {said}")
-        return tried.lines[-1]
+        return Successor(tried.lines[-1], SEVERAL in tried.lines)
 
     @property
     def words(self) -> dict[str, object]:

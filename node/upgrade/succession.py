@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,9 +15,9 @@ from node.contract.driver import Heirs, NotNow
 from node.events.journal import Journal
 from node.events.kinds import Kind
 from node.logs import Logger, LogRing
-from node.upgrade.handle import FORMAT, Handle, write
-from node.upgrade.program import Program
-from protos.handover_pb2 import Handover, Run
+from node.upgrade.handle import ONE, SEVERAL, Handle, write
+from node.upgrade.program import Program, Successor
+from protos.handover_pb2 import Handover
 
 # Seconds for calls that are under way when another version takes over.
 FINISH = 1.0
@@ -26,12 +26,11 @@ FINISH = 1.0
 class Backend(Protocol):
     """What runs: see `node.api.operations`."""
 
-    @property
-    def unsteady(self) -> str: ...
+    def unsteady(self, several: bool) -> str: ...
 
-    async def leave(self, go: Callable[[Run], Awaitable[None]]) -> None: ...
+    async def leave(self, several: bool, go: Callable[[Handover], Awaitable[None]]) -> None: ...
 
-    def inherit(self, left: Run, heirs: Heirs) -> None: ...
+    def inherit(self, left: Handover, heirs: Heirs) -> None: ...
 
     def rest(self) -> None: ...
 
@@ -76,7 +75,10 @@ class State(Protocol):
 
 
 class Succession:
-    """`ports` are those that this version listens on, by their names. `sweep` ends what another one has left."""
+    """`ports` are those that this version listens on, by their names.
+
+    `sweep` ends the cores that another one has left, but for those that it is given.
+    """
 
     log = Logger()
 
@@ -93,7 +95,7 @@ class Succession:
         calls: Calls,
         connections: Connections,
         systemd: Systemd,
-        sweep: Callable[[], object],
+        sweep: Callable[[Collection[int]], object],
     ) -> None:
         self._reactor = reactor
         self._environment = environment
@@ -134,9 +136,9 @@ class Succession:
         return self._left.lock or None
 
     @property
-    def core(self) -> int | None:
-        """The process number of a core that goes on."""
-        return self._left.run.pid or None
+    def cores(self) -> Collection[int]:
+        """The process numbers of the cores that go on."""
+        return [run.pid for run in (self._left.run, *self._left.draining) if run.pid]
 
     def held(self, name: str, interface: str, port: int) -> int | None:
         """The descriptor that listens there already, to be duplicated: this one is for the way back."""
@@ -149,8 +151,8 @@ class Succession:
 
     def inherit(self) -> None:
         """Have a core that goes on be what is resumed; controllers wait until it is."""
-        if self.core is not None:
-            self._backend.inherit(self._left.run, self)
+        if self.cores:
+            self._backend.inherit(self._left, self)
             for port in self.ports.values():
                 port.stopReading()
 
@@ -160,17 +162,24 @@ class Succession:
         self._commit = commit
         if self._failed:
             self.refuse(self._failed)
-        if self.core is None:
+        if not self.cores:
             self._come_up()
 
-    def taken(self) -> None:
-        self._ring.event(f"txnode {__version__} goes on with the core")
+    def taken(self, pids: Collection[int]) -> None:
+        if pids:
+            what = "the core" if len(pids) == 1 else f"{len(pids)} cores"
+            self._ring.event(f"txnode {__version__} goes on with {what}")
+        if {*pids} != {*self.cores}:
+            self._sweep(pids)
         self._come_up()
 
-    def failed(self, reason: str) -> None:
+    def go_back(self, reason: str) -> None:
         self._handle.go_back(f"it cannot go on with the core: {reason}")
+
+    def failed(self, reason: str) -> None:
+        self.go_back(reason)
         self.log.warn("the core is started anew: {reason}", reason=reason)
-        self._sweep()
+        self._sweep(())
         self._come_up()
 
     def end(self) -> None:
@@ -191,20 +200,19 @@ class Succession:
 
     # What it leaves
 
-    @property
-    def unsteady(self) -> str:
-        return "the node is ending" if self._ending else self._backend.unsteady
+    def unsteady(self, several: bool) -> str:
+        return "the node is ending" if self._ending else self._backend.unsteady(several)
 
-    async def succeed(self, program: Program, version: str) -> str:
+    async def succeed(self, program: Program, successor: Successor) -> str:
         for port in self.ports.values():
             port.stopReading()
         self._calls.end_readers()
         await self._connections.finish(FINISH, self._calls.idle)
         try:
-            await self._backend.leave(partial(self._become, program, version))
+            await self._backend.leave(successor.several, partial(self._become, program, successor.version))
             # There is nothing that could be left.
             await self._backend.close()
-            await self._become(program, version, None)
+            await self._become(program, successor.version, Handover())
         except NotNow as reason:
             for port in self.ports.values():
                 port.startReading()
@@ -217,7 +225,7 @@ class Succession:
     def refuse(self, reason: str) -> None:
         self._tell(Kind.NODE_UPGRADE_FAILED, f"the node was not upgraded: {reason}", {"reason": reason})
 
-    async def _become(self, program: Program, version: str, run: Run | None) -> None:
+    async def _become(self, program: Program, version: str, runs: Handover) -> None:
         self._tell(Kind.NODE_UPGRADING, f"the node becomes {version}", {"version": version})
         for end in (self._calls.close, self._backend.rest, self._journal.close, self._store.close):
             try:
@@ -226,7 +234,10 @@ class Succession:
                 self.log.failure("a part did not end well")
         ports = {name: port.fileno() for name, port in self.ports.items()}
         ring = self._ring.packed
-        handover = Handover(format=FORMAT, version=__version__, lock=self._state.lock, ports=ports, ring=ring, run=run)
+        handover = Handover(version=__version__, lock=self._state.lock, ports=ports, ring=ring)
+        handover.MergeFrom(runs)
+        # Versions that can go on with one core alone read nothing else.
+        handover.format = SEVERAL if runs.draining or runs.together.descriptors else ONE
         self._systemd.reloading()
         if self._ending:
             return  # somebody wants it to end, not to go on

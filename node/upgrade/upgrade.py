@@ -12,10 +12,10 @@ from twisted.python.failure import Failure
 from node.errors import NodeError
 from node.logs import Logger
 from node.reactor import PooledReactor
-from node.upgrade.program import Program, Refused, Try
+from node.upgrade.program import Program, Refused, Successor, Try
 
-# Seconds between two looks at whether what runs can be left, and until the operator is told that it cannot: a core that
-# drains may take DRAIN_TIMEOUT, which is ten minutes unless it is set.
+# Seconds between two looks at whether what runs can be left, and until the operator is told that it cannot: a core may
+# not come up for long, and where the next version goes on with one core alone, one that drains takes DRAIN_TIMEOUT.
 LOOK = 0.5
 STEADY = 900.0
 # … and until the next try after one that came too early all the same.
@@ -25,11 +25,10 @@ AGAIN = 3.0
 class Node(Protocol):
     """What there is to be left."""
 
-    @property
-    def unsteady(self) -> str:
-        """Why that cannot be now; empty if it can."""
+    def unsteady(self, several: bool) -> str:
+        """Why that cannot be now; empty if it can. `several`: to a program that can go on with more than one core."""
 
-    async def succeed(self, program: Program, version: str) -> str:
+    async def succeed(self, program: Program, successor: Successor) -> str:
         """Leave everything, and become that program. Returns only if that cannot be now, and why: all goes on then."""
 
     def refuse(self, reason: str) -> None:
@@ -67,11 +66,11 @@ class Upgrades:
         try:
             if isinstance(self._program, str):
                 raise Refused(self._program)
-            version = await self._program.test(self._run)
+            successor = await self._program.test(self._run)
             deadline = self._reactor.seconds() + STEADY
             while True:
-                await self._steady(deadline)
-                if not (reason := await self._node.succeed(self._program, version)):
+                await self._steady(successor.several, deadline)
+                if not (reason := await self._node.succeed(self._program, successor)):
                     return  # the process ends instead
                 if self._reactor.seconds() > deadline:
                     raise Refused(f"{reason}; ask again later")
@@ -83,11 +82,11 @@ class Upgrades:
         finally:
             self._going = False
 
-    async def _steady(self, deadline: float) -> None:
+    async def _steady(self, several: bool, deadline: float) -> None:
         """Wait until what runs can be left. Raises `Refused` after this time."""
-        if reason := self._node.unsteady:
+        if reason := self._node.unsteady(several):
             self.log.info("the upgrade waits: {reason}", reason=reason)
-        while reason := self._node.unsteady:
+        while reason := self._node.unsteady(several):
             if self._reactor.seconds() > deadline:
                 raise Refused(f"{reason}; ask again later")
             await deferLater(self._reactor, LOOK)

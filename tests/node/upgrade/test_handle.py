@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from node.upgrade import trampoline
-from node.upgrade.handle import FORMAT, Handle, write
+from node.upgrade.handle import FORMATS, ONE, SEVERAL, Handle, write
 from node.upgrade.trampoline import FAILED, PATH, VARIABLE
 from protos.handover_pb2 import Handover, Run
 
@@ -24,7 +24,7 @@ def lock() -> Iterator[int]:
 
 
 def left(lock: int) -> Handover:
-    return Handover(format=FORMAT, lock=lock, ports={"rest": lock}, run=Run(pid=7, descriptors=[lock]))
+    return Handover(format=ONE, lock=lock, ports={"rest": lock}, run=Run(pid=7, descriptors=[lock]))
 
 
 def test_what_is_left_is_taken(lock: int) -> None:
@@ -46,11 +46,46 @@ def test_what_is_left_is_taken(lock: int) -> None:
     assert Handle(environment).take() is None
 
 
+def test_several_cores_are_taken(lock: int) -> None:
+    """With all that is open for them."""
+    others = [os.memfd_create("other") for _ in range(2)]
+    handover = left(lock)
+    handover.format = SEVERAL
+    handover.draining.add(pid=6, descriptors=others[:1], since=7.5)
+    handover.together.descriptors.extend(others[1:])
+    descriptor = write(WORDS, handover)
+    assert all(map(os.get_inheritable, others))
+    handle = Handle({VARIABLE: str(descriptor)})
+    taken = handle.take()
+    assert taken is not None and taken.handover == handover
+    assert not any(map(os.get_inheritable, others))
+    handle.commit()
+    for other in others:
+        os.close(other)
+
+
+def test_one_that_has_ended_meanwhile(lock: int) -> None:
+    """Its descriptors are gone: the others go back all the same."""
+    gone = os.memfd_create("gone")
+    handover = left(lock)
+    handover.draining.add(pid=6, descriptors=[gone])
+    descriptor = write(WORDS, handover)
+    handle = Handle({VARIABLE: str(descriptor)})
+    assert handle.take() is not None
+    os.close(gone)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trampoline, "back", lambda _: None)
+        handle.go_back("it broke")
+    assert os.get_inheritable(lock)
+    os.set_inheritable(lock, False)
+    handle.commit()
+
+
 @pytest.mark.parametrize("what", [b"", b"no message \xff\xff", None], ids=["nothing", "no message", "another format"])
 def test_what_cannot_be_read(what: bytes | None, lock: int) -> None:
     """There is no core in it then, which is found and ended as an orphan; ports and lock are what they are."""
     handover = left(lock)
-    handover.format += 1
+    handover.format = max(FORMATS) + 1
     descriptor = write(WORDS, handover)
     if what is not None:
         os.ftruncate(descriptor, len(json.dumps(WORDS)) + 1)

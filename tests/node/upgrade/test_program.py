@@ -13,7 +13,7 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from node.upgrade import program
-from node.upgrade.program import CHECK, Program, Refused
+from node.upgrade.program import CHECK, SEVERAL, Program, Refused, Successor
 
 T = TypeVar("T")
 
@@ -92,8 +92,9 @@ def test_it_is_tried_first() -> None:
         return run
 
     one = Program(("python", "twistd"), Path("none"))
-    assert now(one.test(trying(Tried(0, ["a warning", "txnode 2"])))) == "txnode 2"
-    assert asked == [["python", "twistd", CHECK]]
+    assert now(one.test(trying(Tried(0, ["a warning", "txnode 2"])))) == Successor("txnode 2", several=False)
+    assert now(one.test(trying(Tried(0, [SEVERAL, "txnode 3"])))) == Successor("txnode 3", several=True)
+    assert asked == [["python", "twistd", CHECK]] * 2
     for tried, reason in (Tried(1, ["Traceback", "ImportError: no"]), "ImportError: no"), (Tried(-9, []), "-9"):
         with pytest.raises(Refused, match=reason):
             now(one.test(trying(tried)))
