@@ -41,11 +41,11 @@ class Probation:
         self._until = 0.0
         self._asking = Periodic("asking a new core whether it holds", self._ask, ASK, reactor)
 
-    def begin(self, run: Generation, before: Shares, accepted: Accepted, seconds: float = SECONDS) -> None:
+    def begin(self, run: Generation, before: Shares, accepted: Accepted, seconds: float | None = None) -> None:
         """This run took over from that one. An earlier one has ended."""
         self._taken = Taken(run, before, accepted)
         self._asking.start()
-        self._until = self._reactor.seconds() + seconds
+        self._until = self._reactor.seconds() + (SECONDS if seconds is None else seconds)
 
     def left(self, before: Generation) -> float | None:
         """Seconds for which there is a way back to this run, at least; None if there is none."""

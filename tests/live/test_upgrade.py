@@ -21,23 +21,16 @@ from scripts.staging.controller import Controller, ControllerError, LogReader, R
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
-from scripts.staging.process import Child
 from scripts.staging.rpc import Rpc
 from scripts.staging.users import TestUser
 from scripts.staging.version import Version
 from scripts.staging.wait import until
 from tests.conftest import Place, connection, gets_in, member, run, stays_out, talking
 from tests.harness.grounds import Ground
+from tests.harness.upgraded import FAILED, RealNode, die_in_between, kept, said, upgrade
 
 ANNA, BERT, CARL = (TestUser.new(f"{name}@test") for name in ("anna", "bert", "carl"))
-READY, FAILED = "is ready", "the node was not upgraded"
 MIB = 1024 * 1024
-
-
-class RealNode(NodeProcess):
-    """Not a copy of an interpreter: what it was run as it can be run as again."""
-
-    child = Child
 
 
 @pytest.fixture
@@ -50,7 +43,7 @@ def version(tmp_path: Path) -> Version:
 @pytest.fixture
 def real(tmp_path: Path, version: Version) -> Iterator[NodeProcess]:
     with RealNode(tmp_path, PYTHONPATH=str(version.root)) as node:
-        until(lambda: (node.state / "program" / "twisted").is_dir(), 10, "the way back is kept")
+        kept(node)
         yield node
 
 
@@ -63,19 +56,6 @@ def home(all_kinds: Mapping[str, Kind], ground: Ground) -> Place:
 def controller(real: NodeProcess) -> Iterator[Controller]:
     with closing(RestController(real)) as controller:
         yield controller
-
-
-def said(node: NodeProcess, words: str) -> int:
-    """How often the node has said so."""
-    return sum(words in line for line in node.lines)
-
-
-def upgrade(node: NodeProcess, words: str = READY) -> None:
-    """Ask for it, and wait until the node has said these words once more."""
-    pid, before = node.pid, said(node, words)
-    os.kill(pid, signal.SIGUSR2)
-    until(lambda: said(node, words) > before, 40, f"the node says {words!r} again")
-    assert node.pid == pid
 
 
 def test_nobody_is_dropped(
@@ -180,7 +160,7 @@ BROKEN: Mapping[str, tuple[str, str, str]] = {
     "at the hand-over": (
         "node/api/operations.py",
         "def _broken(self, left, heirs):\n    async def no(plan):\n        heirs.failed('no hand-over')\n"
-        "    self._heirs = heirs\n    self._runner.inherit(no)\nBackend.inherit = _broken",
+        "    self._leaving._heirs = heirs\n    self._runner.inherit(no)\nBackend.inherit = _broken",
         "no hand-over",
     ),
 }
@@ -244,8 +224,7 @@ def test_a_core_that_dies_in_between(
     """It is started anew by the next version, at once."""
     run(controller, [home], [member(ANNA, home)])
     core = real.newest_core()
-    version.add("node/upgrade/trampoline.py", f"if __name__ == '__main__':\n    os.kill({core}, 9)")
-    version.add("node/upgrade/handle.py", f"import contextlib\nwith contextlib.suppress(OSError): os.kill({core}, 9)")
+    die_in_between(version, core)
     version.name("9.0.0")
     upgrade(real, "txnode 9.0.0 is ready")
     until(lambda: gets_in(home, ANNA, echo), 20, "Anna gets in")

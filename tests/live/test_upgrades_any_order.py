@@ -18,20 +18,14 @@ from scripts.staging.cover import CoverServer
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
-from scripts.staging.process import Child
 from scripts.staging.wait import until
 from tests.conftest import Place, control, settled
 from tests.harness.grounds import Ground
+from tests.harness.upgraded import RealNode
 from tests.live.test_limits_any_order import Chaos, agree
 
 # Seconds between two upgrades.
 PAUSE = 0.7
-
-
-class RealNode(NodeProcess):
-    """Not a copy of an interpreter: what it was run as it can be run as again."""
-
-    child = Child
 
 
 class Upgraded(Chaos):

@@ -13,6 +13,7 @@ import pytest
 from drivers.sockets import datagrams
 from drivers.sockets.datagrams import Datagrams
 from drivers.sockets.steering import Unsteerable
+from tests.harness import handed_on
 from tests.harness.answering import NOBODY, Port, end
 
 
@@ -43,6 +44,25 @@ def test_led_and_left(port: Port) -> None:
     port.start("d")
     assert port.met() == {"a"}
     assert old.poll() is None
+
+
+def test_handed_on(port: Port) -> None:
+    """Another program of the node leads them as the one before it did, and knows who joins from a stranger."""
+    assert isinstance(port.steering, Datagrams)
+    old, new = port.join("a"), port.join("b")
+    port.steering.steer(new.pid)
+    for name in "cd":
+        port.steering = handed_on.steering(port.steering)
+        assert port.met() == {"b"}
+        port.join(name)
+        assert port.met() == {"b"}
+    port.steering = handed_on.steering(port.steering)
+    end(new)
+    port.steering.leave(new.pid)
+    assert port.met() == {"d"}
+    port.steering.steer(old.pid)
+    assert port.met() == {"a"}
+    port.steering.close()
 
 
 def test_before_an_end(port: Port) -> None:

@@ -18,6 +18,7 @@ from drivers.sockets.reuseport import address_of
 from drivers.sockets.sessions import Sessions
 from drivers.sockets.steering import Unsteerable
 from scripts.staging.wait import until
+from tests.harness import handed_on
 from tests.harness.answering import NOBODY, Port, answer, end
 
 # Where a process is bound, to which interface, and by which addresses clients come to it.
@@ -114,6 +115,31 @@ def test_led_again_and_again(led: Led) -> None:
     for one in olds:
         led.end(one)
         assert led.met() == {"d"}
+
+
+def test_handed_on(led: Led) -> None:
+    """Another program of the node knows whom clients find, and whom they are to find next."""
+
+    def hand_on() -> None:
+        led.sessions = led.port.steering = handed_on.sessions(led.sessions)
+
+    old = led.join("a")
+    hand_on()
+    led.sessions.hold(old.pid)
+    new = led.join("b")
+    hand_on()
+    assert led.met() == {"a"}
+    with led.told():
+        led.lead(new)
+    hand_on()
+    assert led.met() == {"b"}
+    with led.told():
+        led.lead(old)
+    hand_on()
+    assert led.met() == {"a"}
+    led.end(new)
+    assert led.met() == {"a"}
+    led.sessions.close()
 
 
 def test_the_way_back(led: Led) -> None:

@@ -20,6 +20,7 @@ from node.contract.driver import NotShared
 from node.errors import CoreFailed
 from scripts.staging.ports import free_port
 from scripts.staging.wait import until
+from tests.harness import handed_on
 from tests.harness.answering import NOBODY, Port, end
 from tests.harness.steered import Greeter, ask, meet
 
@@ -72,6 +73,47 @@ class SharingTests(TestCase):
         await self.end(old)
         self.assertFalse(self.sharing.has(new.pid))
         self.assertEqual({meet(self.first) for _ in range(20)}, {"b"})
+
+    async def test_handed_on(self) -> None:
+        """Another program of the node goes on with all of them; one that has ended meanwhile has left."""
+        old, dead, current = [await self.joined(name) for name in "abc"]
+        await self.sharing.lead(current.pid)
+        await self.sharing.close_door(current.pid, self.ports)
+        self.sharing = await handed_on.sharing(self.sharing, reactor)
+        self.assertRaises(TimeoutError, meet, self.first, 0.2)
+        dead.kill()
+        self.sharing.remain([old.pid, current.pid])
+        self.assertEqual([self.sharing.drains(each.pid) for each in (old, current)], [True, False])
+        new = await self.joined("d")
+        await self.sharing.lead(new.pid)
+        self.assertRaises(TimeoutError, meet, self.first, 0.2)
+        await self.sharing.close_door(current.pid, self.ports, closed=False)
+        self.assertEqual((meet(self.first), meet(self.second)), ("d", "d"))
+        self.sharing = await handed_on.sharing(self.sharing, reactor)
+        await self.end(new)
+        self.assertEqual({meet(self.first) for _ in range(20)}, {"c"})
+        await self.end(old)
+        self.assertFalse(self.sharing.has(current.pid))
+        self.assertEqual({meet(self.first) for _ in range(20)}, {"c"})
+
+    async def test_one_alone_is_not_handed_on(self) -> None:
+        """It has its listeners for itself again."""
+        old = await self.joined("a")
+        self.sharing = await handed_on.sharing(self.sharing, reactor)
+        self.assertFalse(self.sharing.has(old.pid))
+        self.start("b")
+        self.assertEqual({meet(self.first) for _ in range(20)}, {"a"})
+
+    async def test_the_one_that_is_led_to_dies_between_two_programs(self) -> None:
+        """The newest of the others has everything."""
+        await self.joined("a")
+        before, new = await self.joined("b"), await self.joined("c")
+        await self.sharing.lead(new.pid)
+        self.sharing = await handed_on.sharing(self.sharing, reactor)
+        new.kill()
+        self.sharing.remain([pid for pid in self.sharing._members if pid != new.pid])
+        await self.sharing.survey(before.pid, [])
+        self.assertEqual((meet(self.first), meet(self.second)), ("b", "b"))
 
     async def test_an_address_that_the_new_one_does_not_have(self) -> None:
         """Nobody is answered there, until the old one is led to again."""

@@ -21,6 +21,7 @@ from drivers.sockets.reuseport import RESET, knock
 from drivers.sockets.steering import Steering, Unsteerable
 from scripts.staging.ports import free_port
 from scripts.staging.wait import until
+from tests.harness import handed_on
 from tests.harness.steered import Greeter, Visitors, ask, meet
 
 HOST = "127.0.0.1"
@@ -90,10 +91,9 @@ def port() -> Iterator[Port]:
 # Whom they meet
 
 # What happens to processes: one comes, new connections are led to one of them, or one ends; which, counted in the order
-# in which they came.
-STEPS = st.lists(
-    st.tuples(st.sampled_from(["join", "join", "steer", "end", "end"]), st.integers(0, 9)), min_size=8, max_size=12
-)
+# in which they came. Or all of them are handed on to another program of the node.
+WORDS = ["join", "join", "steer", "end", "end", "hand on", "hand on"]
+STEPS = st.lists(st.tuples(st.sampled_from(WORDS), st.integers(0, 9)), min_size=10, max_size=16)
 
 
 @settings(max_examples=5, deadline=None)
@@ -117,6 +117,8 @@ def test_whatever_comes_and_goes(steps: list[tuple[str, int]]) -> None:
                     port.rest(one)
                     alive.remove(one)
                     port.end(one)
+                elif step == "hand on":
+                    port.steering = handed_on.steering(port.steering)
                 visitors.more(10)
             assert visitors.strays(current.name, since, time.monotonic()) == []
             for one in [one for one in alive if one is not current]:
