@@ -112,6 +112,8 @@ class Succession:
         self._failed = ""
         self._commit: Callable[[], None] = lambda: None
         self._ending = False
+        # What is under way beside calls and cores, and would end with this version.
+        self.under_way: Callable[[], str] = lambda: ""
         self.ports: dict[str, Any] = {}
 
     # What this version takes over
@@ -132,6 +134,11 @@ class Succession:
     def lock(self) -> int | None:
         """The descriptor of the lock of the state directory, if the last version has left it."""
         return self._left.lock or None
+
+    @property
+    def outcome(self) -> str | None:
+        """Why this version runs again, if the next one failed; empty where it is that one, None where none was."""
+        return self._failed if self._left.format else None
 
     @property
     def core(self) -> int | None:
@@ -193,7 +200,9 @@ class Succession:
 
     @property
     def unsteady(self) -> str:
-        return "the node is ending" if self._ending else self._backend.unsteady
+        if self._ending:
+            return "the node is ending"
+        return f"there is an update of {subject}" if (subject := self.under_way()) else self._backend.unsteady
 
     async def succeed(self, program: Program, version: str) -> str:
         for port in self.ports.values():
