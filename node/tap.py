@@ -22,7 +22,6 @@ from twisted.internet.error import CannotListenError
 from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
 
-from drivers.process.spawn import Done
 from drivers.registry import DRIVER_SETTINGS, LISTS_SETTING, READS_LISTS, Drivers, set_for
 from node import __version__, deployed, log_lines
 from node.aio import Aio
@@ -59,7 +58,7 @@ from node.transport.site import Site
 from node.updates.chosen import LISTS, Record
 from node.updates.policy import Sources
 from node.updates.updates import Updates
-from node.upgrade.program import Program
+from node.upgrade.program import Program, Tried
 from node.upgrade.succession import Succession
 from node.upgrade.upgrade import Upgrades
 from node.watching import FileWatch
@@ -216,7 +215,7 @@ class NodeService(Service):
         self._backend.updates = self._updates
         self._succession.under_way = lambda: self._updates.jobs.under_way
 
-    async def _run(self, command: Sequence[str], *, seconds: float, modules: Path | None = None) -> Done:
+    async def _run(self, command: Sequence[str], *, seconds: float, modules: Path | None = None) -> Tried:
         """Run a program of the node's own to its end."""
         own = {"PYTHONPATH": str(modules)} if modules else {}
         return await self._drivers.run(command, {**environment(), **own}, seconds)

@@ -72,7 +72,8 @@ def bring_core(core: Core, url: str, into: Path) -> Path:
         _try(core, new / core.executable)
         _settle(new, place)
         file.unlink()
-    _try(core, place / core.executable)
+    else:
+        _try(core, place / core.executable)
     return place / core.executable
 
 

@@ -51,7 +51,7 @@ class Cores:
         words = ["core", name, version, "--url", self._mirrors[name], "--into", str(self._directory)]
         path = await self._tool.bring(step, *words, *([f"--sha256={sha256}"] if sha256 else []))
         if self._choices.executables.get(name) == path:
-            step.say(f"{version} is what runs already", after=version)
+            step.conclude(f"{version} is what runs already", version)
             return
         await self._choose(driver, path, step)
 
@@ -80,7 +80,7 @@ class Cores:
         self._record.by_name[name] = earlier.then(str(path or ""), self._configured.get(name, ""))
         await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), self._keep, name)
         version = await _version(driver)
-        step.say(f"{version} runs" if took else f"{version} is what starts next", after=version)
+        step.conclude(f"{version} runs" if took else f"{version} is what starts next", version)
 
     def _keep(self, name: str) -> None:
         """What was chosen is on disk, and releases that nobody goes back to are not any more. Blocking."""

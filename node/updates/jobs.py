@@ -44,6 +44,10 @@ class Step:
         self.job.before, self.job.after = before or self.job.before, after or self.job.after
         self.jobs.told(self.job)
 
+    def conclude(self, text: str, after: str = "") -> None:
+        """What came of it, to be told when it has ended."""
+        self.job.text, self.job.after = text, after or self.job.after
+
     def fetched(self, done: int, total: int) -> None:
         """Bytes of a download."""
         self.job.fetched, self.job.total = done, total

@@ -63,7 +63,7 @@ class Lists:
         self._record.looked = self._now()
         if path == self._choices.lists:
             await self._in_pool(self._record.save)
-            step.say("they are the newest already")
+            step.conclude("they are the newest already")
             return
         await self._choose(path, step)
 
@@ -97,7 +97,7 @@ class Lists:
         earlier = self._record.by_name.get(LISTS, NOTHING)
         self._record.by_name[LISTS] = earlier.then(str(path or ""), self._configured)
         await self._in_pool(self._keep)
-        step.say(
+        step.conclude(
             "they are in use"
             if took
             else "the core reads them when it reads lists next, within the hour or at its start"

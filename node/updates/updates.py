@@ -31,6 +31,8 @@ FILES = 8
 # Seconds between two looks at whether lists are due, and the part of the time between two by which nodes differ: not
 # all ask at the same moment.
 LOOK, SPREAD = 600.0, 0.1
+# Seconds until a look that failed is tried again.
+AGAIN = 3600.0
 ASK_FOR = "UPDATES=on lets keys of scope all replace programs of this node; without it nobody does"
 
 
@@ -75,6 +77,7 @@ class Updates:
         self._program = Program(reactor, directory / "node", tool, policy.program_url, test, become)
         self._every = policy.lists_every * (1 + random.random() * SPREAD)  # noqa: S311 - no secret
         self._looking = Periodic("looking for newer lists", self._look, LOOK, reactor)
+        self._asked = 0.0
         self._left: list[pb.Job] = []
 
     @property
@@ -151,6 +154,7 @@ class Updates:
         self._left = []
         if self._policy.lists_every and self._policy.lists:
             self._looking.start()
+            self._look()
 
     async def close(self) -> None:
         self._looking.stop()
@@ -175,5 +179,7 @@ class Updates:
         self.jobs.ask(NODE, f"txnode {__version__} back in its place", b"back", put_back)
 
     def _look(self) -> None:
-        if self._now() - self._record.looked >= self._every:
+        now = self._now()
+        if now - self._record.looked >= self._every and now - self._asked >= AGAIN:
+            self._asked = now
             self.geo(pb.UpdateGeoFilesRequest())
