@@ -226,11 +226,8 @@ HERE = listing(private="10.0.0.0/8", blocked="127.0.0.0/8")
 class Listed:
     """A node whose core blocks what is on a list, and a mirror that has other lists."""
 
-    def __init__(
-        self, node: NodeProcess, controller: Controller, mirror: Mirror, home: Place, echo: EchoServer
-    ) -> None:
+    def __init__(self, node: NodeProcess, controller: Controller, mirror: Mirror) -> None:
         self.node, self.controller, self.mirror = node, controller, mirror
-        self._home, self._echo = home, echo
 
     def offer(self, content: bytes, digest: str = "") -> str:
         found = self.mirror.put("/geo/geoip.dat", content)
@@ -242,16 +239,17 @@ class Listed:
         request = pb.UpdateGeoFilesRequest(files=named, back=back)
         return ended(self.controller, self.controller.call("UpdateGeoFiles", pb.Job, request))
 
-    def start(self) -> None:
+    def start(self, home: Place, echo: EchoServer) -> None:
+        self.home, self.echo = home, echo
         routing = {"rules": [{"ip": ["geoip:blocked"], "outboundTag": "block"}]}
         outbounds = [
             {"tag": "direct", "protocol": "freedom", "settings": {"finalRules": [{"action": "allow"}]}},
             {"tag": "block", "protocol": "blackhole"},
         ]
-        run(self.controller, [self._home], [member(ANNA, self._home)], routing=routing, outbounds=outbounds)
+        run(self.controller, [home], [member(ANNA, home)], routing=routing, outbounds=outbounds)
 
     def gets_in(self) -> bool:
-        return gets_in(self._home, ANNA, self._echo)
+        return gets_in(self.home, ANNA, self.echo)
 
 
 GEOIP = ("geoip.dat", "")
@@ -261,10 +259,10 @@ GEOIP = ("geoip.dat", "")
 def listed(
     updated: NodeProcess, rest: Controller, mirror: Mirror, all_kinds: Mapping[str, Kind], echo: EchoServer
 ) -> Listed:
-    found = Listed(updated, rest, mirror, Place(all_kinds["vless-raw"], "home"), echo)
+    found = Listed(updated, rest, mirror)
     found.offer(ELSEWHERE)
     assert found.update(GEOIP).state == "done"
-    found.start()
+    found.start(Place(all_kinds["vless-raw"], "home"), echo)
     assert found.gets_in()
     return found
 
@@ -272,7 +270,7 @@ def listed(
 def test_geo_files_are_updated_and_go_back(listed: Listed, echo: EchoServer) -> None:
     """The core goes by the new ones, who is connected stays so; they outlive the node, and so does the way back."""
     core = listed.node.newest_core()
-    with connection(listed._home, ANNA, echo) as link, talking(link):
+    with connection(listed.home, ANNA, echo) as link, talking(link):
         assert listed.update(GEOIP).text == "they are the newest already"
         assert listed.node.newest_core() == core
         listed.offer(HERE)
