@@ -41,8 +41,9 @@ class NodeProcess:
     At the end of the block the node is stopped, and `AssertionError` is raised if it or any process of its own is left.
     """
 
-    # How its process is made.
+    # How its process is made, and what runs it.
     child: ClassVar[type[Child]] = Child
+    program: Path = _TWISTD
 
     def __init__(
         self, directory: Path, *, through: Sequence[str] = (), twistd: Sequence[str] = (), **environment: str
@@ -86,7 +87,7 @@ class NodeProcess:
 
     def start(self) -> None:
         """Run the node and wait until its ports accept. Raises `AssertionError` with its output if they do not."""
-        argv = [*self._through, str(_TWISTD), "--nodaemon", "--pidfile=", *self._twistd, "node"]
+        argv = [*self._through, str(self.program), "--nodaemon", "--pidfile=", *self._twistd, "node"]
         self._child = self.child(argv, self.environment, directory=self.directory)
         ports = [int(self.environment[name]) for name in _PORTS if name in self.environment]
         self._child.ready(lambda: all(map(accepts, ports)), _READY, f"the node accepts on {ports}")
