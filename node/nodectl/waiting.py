@@ -1,4 +1,4 @@
-"""Updates of nodes: asked for, and waited for to their end, also over the moment in which a node becomes another one."""
+"""Updates of nodes: asked for, and waited for to their end, also while a node becomes another version of itself."""
 
 from __future__ import annotations
 

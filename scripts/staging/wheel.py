@@ -51,7 +51,16 @@ class Environment:
         self.twistd.chmod(0o755)
         file = directory / f"txnode-{version}-py3-none-any.whl"
         file.write_bytes(packed)
-        pip = [self.python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check"]
+        pip: list[str | Path] = [
+            self.python,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-index",
+            "--disable-pip-version-check",
+        ]
         subprocess.run([*pip, file], check=True, cwd=directory)
 
     @property
