@@ -146,7 +146,7 @@ class Jobs:
         said = f"{job.subject}: {job.text}"
         self._ring.event(said)
         self._journal.tell(kind, said, job=job.id, of=job.kind, before=job.before, after=job.after)
-        (self.log.error if kind is Kind.UPDATE_FAILED else self.log.info)("update: {said}", said=said)
+        (self.log.warn if kind is Kind.UPDATE_FAILED else self.log.info)("update: {said}", said=said)
         ensureDeferred(self._save())
 
     async def kept(self) -> None:

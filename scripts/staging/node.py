@@ -29,6 +29,8 @@ TRAFFIC_INTERVAL = 0.1
 # For tests that follow each other faster than cores are deserted: no change of users waits for room for another core.
 ROOMY = {"DRAIN_GENERATIONS": "100"}
 _PORTS = ("REST_PORT", "GRPC_PORT", "SERVICE_PORT", "METRICS_PORT")
+# An address where nothing listens.
+NOWHERE = "http://127.0.0.1:1"
 _READY = 20.0
 _STOP = 20.0
 
@@ -156,6 +158,10 @@ class NodeProcess:
             "XRAY_EXECUTABLE_PATH": str(self.core),
             "SING_BOX_EXECUTABLE_PATH": str(self.sing_box or ""),
             "TRAFFIC_INTERVAL": str(TRAFFIC_INTERVAL),
+            # Nobody fetches anything from elsewhere.
+            "GEO_URL": NOWHERE,
+            "XRAY_DOWNLOAD_URL": NOWHERE,
+            "SING_BOX_DOWNLOAD_URL": NOWHERE,
         }
 
     def _look(self) -> None:
