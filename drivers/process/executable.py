@@ -132,7 +132,10 @@ def _mark(path: Path) -> tuple[int, int, int] | None:
 
 @dataclass
 class Installation:
-    """Finds a core's executable once, and asks for its version again when the file changes."""
+    """Finds a core's executable once, and asks for its version again when the file changes.
+
+    One that was chosen goes before all that is found; what was made for another one runs that one on.
+    """
 
     host: Host
     core: Core
@@ -140,7 +143,8 @@ class Installation:
     oldest: tuple[int, ...] = ()
     # What it reads beside its configuration.
     assets: Callable[[Path], Collection[Path]] = lambda _: ()
-    _known: Executable | None = None
+    # By what was chosen; None for what is found.
+    _known: dict[Path | None, Executable] = field(default_factory=dict)
 
     @property
     def _variable(self) -> str:
@@ -154,18 +158,29 @@ class Installation:
     @property
     def unconfined(self) -> str | None:
         """Why the core can touch all that the node can, once it is known."""
-        return self._known.unconfined if self._known else None
+        known = self._known.get(self.chosen)
+        return known.unconfined if known else None
+
+    @property
+    def chosen(self) -> Path | None:
+        """The executable to run now, if one was chosen."""
+        return self.host.choices.executables.get(self.core.name)
 
     async def version(self) -> str:
         """Of the executable to run now. Raises as `current`."""
-        known = self._known
+        known = self._known.get(self.chosen)
         if known is None or not known.path.is_file() or known.changed != known.path.stat().st_mtime_ns:
-            known = await self.current()
+            known = await self.current(self.chosen)
         return known.version
 
-    async def current(self) -> Executable:
-        """The executable to run now. Raises `CoreFailed` with what to do if there is none."""
-        known = self._known if self._known and self._known.path.is_file() else await self._found()
+    async def current(self, chosen: Path | None) -> Executable:
+        """The executable to run for what is made, or was, while this one was chosen.
+
+        Raises `CoreFailed` with what to do if there is none.
+        """
+        known = self._known.get(chosen)
+        if known is None or not known.path.is_file():
+            known = await self._found(chosen)
         most = memory.allowed(self.host.settings.get(CORE_MEMORY.name, ""))
         spawner = replace(known.spawner, environment=self.environment(known.path), data=most)
         confinement = Confinement(self.paths, self.host.directory, self.assets(known.path))
@@ -173,14 +188,17 @@ class Installation:
         changed = known.path.stat().st_mtime_ns
         if known.changed != changed:
             known = replace(await self._asked(known), changed=changed)
-        self._known = known
+        self._known[chosen] = known
         return known
 
-    async def _found(self) -> Executable:
-        """Configured, on PATH or installed; it is looked for off the reactor's back."""
+    async def _found(self, chosen: Path | None) -> Executable:
+        """Chosen, configured, on PATH or installed; it is looked for off the reactor's back."""
         reactor, configured = self.host.reactor, self.host.settings.get(self._variable) or None
         try:
-            path = await deferToThreadPool(reactor, reactor.getThreadPool(), find, self.core, configured)
+            if chosen is not None and chosen.is_file():
+                path: Path | None = chosen
+            else:
+                path = await deferToThreadPool(reactor, reactor.getThreadPool(), find, self.core, configured)
         except InstallError as error:
             raise CoreFailed(str(error)) from error
         if path is None:

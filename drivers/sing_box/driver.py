@@ -21,10 +21,11 @@ class SingBox(Core):
         super().__init__(host, installation(host))
 
     async def prepare(self, config_text: str, exclude: frozenset[str]) -> SingBoxPlan:
-        core, directory = await self._installation.current(), self._host.directory
+        chosen, directory = self._installation.chosen, self._host.directory
+        core = await self._installation.current(chosen)
         done = await look(core, "format", stdin=config_text.encode(), output=1)
         reading = config.plan, done.output, exclude, directory, counts(core), Allowed.of(self._host)
         made = await starting.read(self._host.reactor, config_text, *reading)
         naming = files.asked, made.tree, self._installation.paths, core.unconfined
         touched = await starting.read(self._host.reactor, config_text, *naming)
-        return SingBoxPlan(self._host, self._installation, self._sharing, made, touched)
+        return SingBoxPlan(self._host, self._installation, self._sharing, made, touched, chosen)

@@ -114,6 +114,8 @@ class Succession:
         self._failed = ""
         self._commit: Callable[[], None] = lambda: None
         self._ending = False
+        # What is under way beside calls and cores, and would end with this version.
+        self.under_way: Callable[[], str] = lambda: ""
         self.ports: dict[str, Any] = {}
 
     # What this version takes over
@@ -139,6 +141,11 @@ class Succession:
     def cores(self) -> Collection[int]:
         """The process numbers of the cores that go on."""
         return [run.pid for run in (self._left.run, *self._left.draining) if run.pid]
+
+    @property
+    def outcome(self) -> str | None:
+        """Why this version runs again, if the next one failed; empty where it is that one, None where none was."""
+        return self._failed if self._left.format else None
 
     def held(self, name: str, interface: str, port: int) -> int | None:
         """The descriptor that listens there already, to be duplicated: this one is for the way back."""
@@ -201,7 +208,10 @@ class Succession:
     # What it leaves
 
     def unsteady(self, several: bool) -> str:
-        return "the node is ending" if self._ending else self._backend.unsteady(several)
+        if self._ending:
+            return "the node is ending"
+        subject = self.under_way()
+        return f"there is an update of {subject}" if subject else self._backend.unsteady(several)
 
     async def succeed(self, program: Program, successor: Successor) -> str:
         for port in self.ports.values():

@@ -72,7 +72,7 @@ class VersionTests(TestCase):
         path.write_text("#!/bin/sh\necho a warning >&2\necho Xray 26.3.27 and more\n")
         path.chmod(0o755)
         settings = {"XRAY_EXECUTABLE_PATH": str(path)}
-        found = await Installation(Host(reactor, LogRing(reactor, 10), directory, settings), XRAY).current()
+        found = await Installation(Host(reactor, LogRing(reactor, 10), directory, settings), XRAY).current(None)
         self.assertEqual((found.version, found.number), ("26.3.27", (26, 3, 27)))
 
 
