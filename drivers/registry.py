@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from drivers.install import releases
 from drivers.install.releases import Core
-from drivers.process.orphans import sweep
+from drivers.process.orphans import mark, sweep
 from drivers.process.settings import SETTINGS as COMMON
 from drivers.process.spawn import Done, Spawner
 from drivers.sing_box import settings as sing_box
@@ -87,6 +87,11 @@ class Drivers(Mapping[int, Driver]):
         """Run another program than a core to its end, which is the node's at the latest: see `Spawner.run`."""
         spawner = Spawner(self._host.reactor, self._host.directory, environment)
         return await spawner.run(command, seconds=seconds, output=output, heard=heard)
+
+    @property
+    def mark(self) -> str:
+        """What cores of this node have in their environment. Raises `OSError`."""
+        return mark(self._host.directory)
 
     def sweep(self, spared: Collection[int] = ()) -> list[int]:
         """End the cores that an earlier node left behind, of whatever kind; their process numbers. Blocking, brief.

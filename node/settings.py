@@ -89,6 +89,7 @@ _BACKEND = (
     Setting("GEO_UPDATES", "off: nobody replaces the geo files of this node over the interface", "on"),
     Setting("GEO_UPDATE", "never, daily, weekly or monthly: how often the node itself looks for newer ones", "never"),
     Setting("GEO_URL", "where geo files are, each with its digest beside it as NAME.sha256sum", LISTS_URL),
+    Setting("ADOPT_SECONDS", "seconds for which cores live on without a node, with ADOPT=on", "300"),
     Setting("KEEP_ALIVE_ACTION", "stop or keep: what becomes of a backend when its keep-alive is over", "stop"),
     Setting("RESUME", "on: the node starts the backend that ran when it ended, and its users, by itself", "on"),
     Setting(
@@ -153,6 +154,7 @@ class Settings:
     drain_generations: int
     upgrade: bool
     updates: Updates
+    adopt_seconds: float
     outlive: bool
     resume: bool
     traffic_interval: float
@@ -252,6 +254,7 @@ class _Check:
             drain_generations=self._number("DRAIN_GENERATIONS", 0, 100),
             upgrade=self._word("UPGRADE_ON_START", "on", "off") == "on",
             updates=self._updates(),
+            adopt_seconds=self._seconds("ADOPT_SECONDS", 1, 86_400),
             outlive=self._word("KEEP_ALIVE_ACTION", "stop", "keep") == "keep",
             resume=self._word("RESUME", "on", "off") == "on",
             traffic_interval=self._seconds("TRAFFIC_INTERVAL", 0.1, 3600),

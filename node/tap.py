@@ -24,6 +24,8 @@ from twisted.python.usage import UsageError
 
 from drivers.registry import DRIVER_SETTINGS, LISTS_SETTING, READS_LISTS, Drivers, set_for
 from node import __version__, deployed, log_lines
+from node.adoption.adoption import Adoption
+from node.adoption.standing import Handles
 from node.aio import Aio
 from node.api.auth import Authenticator
 from node.api.calls import Calls
@@ -195,6 +197,11 @@ class NodeService(Service):
             sweep=self._drivers.sweep,
         )
         self._ports = self._succession.ports
+        adopts, there = settings.drivers["ADOPT"] == "on", settings.state_dir / "adopt"
+        self._adoption = Adoption(
+            *(reactor, there, adopts, settings.adopt_seconds), lambda: self._drivers.mark, self._drivers.sweep
+        )
+        self._handles = Handles(reactor, there, adopts, self._backend)
         program = Program.of(sys.orig_argv, self._twistd, settings.state_dir / "program")
         self._upgrades = Upgrades(reactor, self._succession, program, self._run)
         self._updates = Updates(
@@ -289,6 +296,7 @@ class NodeService(Service):
             self._state.claim(self._succession.lock)
             self._certificates.load()
             self._keyring.load()
+            self._succession.adopt(self._adoption.begin())
             self._sweep()
             self._updates.load()
             saved = self._store.open()
@@ -304,6 +312,8 @@ class NodeService(Service):
             raise SystemExit(f"txnode cannot start: {error}") from error
         for part in (self._system, self._watch, self._keys_watch, self._systemd, self._monitoring.lag):
             part.startService()
+        self._adoption.protect()
+        self._handles.start()
         self._succession.inherit()
         self._reactor.callWhenRunning(self._ready)
         self._reactor.callWhenRunning(self._backend.begin, saved)
@@ -329,6 +339,7 @@ class NodeService(Service):
             ("the look at the loop", self._monitoring.lag.stopService),
             ("the calls", self._calls.close),
             ("the backend", self._backend.close),
+            ("the cores that nobody went on with", self._adoption.end),
             ("the events", self._journal.close),
             ("the state file", self._store.close),
             ("the look at the certificate", self._watch.stopService),

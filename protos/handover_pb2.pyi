@@ -44,7 +44,7 @@ class Ring(_message.Message):
     def __init__(self, name: _Optional[str] = ..., next: _Optional[int] = ..., lines: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("type", "pid", "core", "descriptors", "counters", "since", "backend", "routing", "way_back")
+    __slots__ = ("type", "pid", "core", "descriptors", "counters", "since", "backend", "routing", "way_back", "mark", "config")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +61,8 @@ class Run(_message.Message):
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     ROUTING_FIELD_NUMBER: _ClassVar[int]
     WAY_BACK_FIELD_NUMBER: _ClassVar[int]
+    MARK_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
     type: int
     pid: int
     core: bytes
@@ -70,7 +72,9 @@ class Run(_message.Message):
     backend: bytes
     routing: bytes
     way_back: float
-    def __init__(self, type: _Optional[int] = ..., pid: _Optional[int] = ..., core: _Optional[bytes] = ..., descriptors: _Optional[_Iterable[int]] = ..., counters: _Optional[_Mapping[str, int]] = ..., since: _Optional[float] = ..., backend: _Optional[bytes] = ..., routing: _Optional[bytes] = ..., way_back: _Optional[float] = ...) -> None: ...
+    mark: str
+    config: str
+    def __init__(self, type: _Optional[int] = ..., pid: _Optional[int] = ..., core: _Optional[bytes] = ..., descriptors: _Optional[_Iterable[int]] = ..., counters: _Optional[_Mapping[str, int]] = ..., since: _Optional[float] = ..., backend: _Optional[bytes] = ..., routing: _Optional[bytes] = ..., way_back: _Optional[float] = ..., mark: _Optional[str] = ..., config: _Optional[str] = ...) -> None: ...
 
 class Together(_message.Message):
     __slots__ = ("packed", "descriptors")
@@ -79,6 +83,14 @@ class Together(_message.Message):
     packed: bytes
     descriptors: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, packed: _Optional[bytes] = ..., descriptors: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Standing(_message.Message):
+    __slots__ = ("format", "run")
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    format: int
+    run: Run
+    def __init__(self, format: _Optional[int] = ..., run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
 
 class Common(_message.Message):
     __slots__ = ("sharing",)
@@ -161,7 +173,7 @@ class Reach(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., first: _Optional[_Iterable[int]] = ..., end: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Process(_message.Message):
-    __slots__ = ("pid", "began", "outputs", "lines", "panic", "starved", "allowance")
+    __slots__ = ("pid", "began", "outputs", "lines", "panic", "starved", "allowance", "adopted")
     PID_FIELD_NUMBER: _ClassVar[int]
     BEGAN_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
@@ -169,6 +181,7 @@ class Process(_message.Message):
     PANIC_FIELD_NUMBER: _ClassVar[int]
     STARVED_FIELD_NUMBER: _ClassVar[int]
     ALLOWANCE_FIELD_NUMBER: _ClassVar[int]
+    ADOPTED_FIELD_NUMBER: _ClassVar[int]
     pid: int
     began: int
     outputs: _containers.RepeatedCompositeFieldContainer[Output]
@@ -176,7 +189,8 @@ class Process(_message.Message):
     panic: _containers.RepeatedScalarFieldContainer[str]
     starved: bool
     allowance: str
-    def __init__(self, pid: _Optional[int] = ..., began: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., lines: _Optional[_Iterable[str]] = ..., panic: _Optional[_Iterable[str]] = ..., starved: bool = ..., allowance: _Optional[str] = ...) -> None: ...
+    adopted: bool
+    def __init__(self, pid: _Optional[int] = ..., began: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., lines: _Optional[_Iterable[str]] = ..., panic: _Optional[_Iterable[str]] = ..., starved: bool = ..., allowance: _Optional[str] = ..., adopted: bool = ...) -> None: ...
 
 class Output(_message.Message):
     __slots__ = ("number", "descriptor", "tail", "cutting")

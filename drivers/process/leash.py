@@ -6,6 +6,9 @@ there is one that can and there are no rules, which it does not know. PR_SET_PDE
 unless the file has capabilities, and is sent when the *thread* that spawned ends; what slips through is swept at the
 node's next start.
 
+With `-` for the parent the core may outlive the node: nothing ends it with that, and what it says waits in its pipes,
+which it holds open itself: else the first word that nobody reads would end it (SIGPIPE).
+
 Rules are for Landlock (landlock(7)): `read=PATH`, `write=PATH`, `device=PATH` and `run=PATH` allow that of a file or of
 all below a directory, `bind=FIRST-LAST` ports of TCP, `abstract` sockets of others that are in no directory; all else
 that the kernel can withhold is withheld. A path that is not there is left out.
@@ -43,11 +46,16 @@ BIND_TCP = 1
 SCOPE_ABSTRACT, SCOPE_SIGNAL = 1, 2
 
 
-def leashed(command: list[str], setpriv: str | None = None, rules: tuple[str, ...] = ()) -> list[str]:
-    """The same command, ended by the kernel when the thread that spawns it ends, and kept to these rules if any."""
-    if setpriv is not None and not rules:
+def leashed(
+    command: list[str], setpriv: str | None = None, rules: tuple[str, ...] = (), lives_on: bool = False
+) -> list[str]:
+    """The same command, ended by the kernel when the thread that spawns it ends, and kept to these rules if any.
+
+    One that `lives_on` is not ended.
+    """
+    if setpriv is not None and not rules and not lives_on:
         return [setpriv, "--pdeathsig", "KILL", "--", *command]
-    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *rules, "--", *command]
+    return [sys.executable, "-I", "-S", __file__, "-" if lives_on else str(os.getpid()), *rules, "--", *command]
 
 
 def version() -> int:
@@ -111,13 +119,12 @@ def _done(result: int) -> int:
 
 
 def main(arguments: list[str]) -> None:
-    parent, end = int(arguments[0]), arguments.index("--")
+    parent, end = arguments[0], arguments.index("--")
     rules, command = arguments[1:end], arguments[end + 1 :]
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, SIGKILL) != 0:
-        sys.stderr.write(f"cannot ask for a parent-death signal: {os.strerror(ctypes.get_errno())}\n")
-    # The parent may have died before the kernel was asked.
-    if os.getppid() != parent:
-        raise SystemExit("the node is gone already")
+    if parent == "-":
+        hold_outputs()
+    else:
+        follow(int(parent))
     try:
         if rules:
             restrict(rules)
@@ -125,6 +132,23 @@ def main(arguments: list[str]) -> None:
     except OSError as error:
         sys.stderr.write(f"cannot run {command[0]}: {error.strerror}\n")
         raise SystemExit(MISSING if isinstance(error, FileNotFoundError) else UNFIT) from error
+
+
+def hold_outputs() -> None:
+    """Have both outputs be open for reading, too: their pipes never have nobody who could."""
+    for number in (1, 2):
+        both = os.open(f"/proc/self/fd/{number}", os.O_RDWR)
+        os.dup2(both, number)
+        os.close(both)
+
+
+def follow(parent: int) -> None:
+    """End with this process, which is the parent."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, SIGKILL) != 0:
+        sys.stderr.write(f"cannot ask for a parent-death signal: {os.strerror(ctypes.get_errno())}\n")
+    # The parent may have died before the kernel was asked.
+    if os.getppid() != parent:
+        raise SystemExit("the node is gone already")
 
 
 if __name__ == "__main__":

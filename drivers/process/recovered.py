@@ -12,6 +12,7 @@ from typing import Any
 
 from twisted.internet import process
 
+from drivers.process.adopted import adopt
 from drivers.process.child import CoreProcess
 from node.contract.driver import Gone
 from node.errors import CoreFailed
@@ -40,11 +41,25 @@ def left(core: CoreProcess) -> Process:
     return found
 
 
+def lives_on(core: CoreProcess) -> Process | None:
+    """What another node needs of this process if this one is killed; None if it is gone."""
+    if core.exit is not None or core.pid is None:
+        return None
+    try:
+        _, _, began = _seen(core.pid)
+    except OSError:
+        return None
+    return Process(pid=core.pid, began=began, allowance=core.allowance, adopted=True)
+
+
 def recover(reactor: Reactor, core: CoreProcess, found: Process) -> None:
     """Have `core` be the process that was left, unheard until it is told to `stay`.
 
     Raises `Gone` if that has ended, and `CoreFailed` if it is not ours.
     """
+    if found.adopted:
+        adopt(reactor, core, found)
+        return
     try:
         state, parent, began = _seen(found.pid)
     except FileNotFoundError as error:

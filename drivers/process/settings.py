@@ -31,7 +31,13 @@ CORE_MEMORY = Setting(
     "needs more ends, and is started again (default: no limit)",
     fault=fault,
 )
-SETTINGS = (CORE_PATHS, CORE_ALLOW, CORE_MEMORY)
+ADOPT = Setting(
+    "ADOPT",
+    "on: cores live on when the node is killed, and the next node goes on with them: see docs/adopt.md",
+    "off",
+    choices=("on", "off"),
+)
+SETTINGS = (CORE_PATHS, CORE_ALLOW, CORE_MEMORY, ADOPT)
 
 
 def executable_setting(core: Core) -> Setting:

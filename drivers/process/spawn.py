@@ -45,7 +45,7 @@ class Spawner:
     """Starts child processes that end with the node: by way of setpriv(1) if there is one that can, else of our script.
 
     `owner` is a directory that one node has at a time, `rules` are what the processes are kept to, and `data` how many
-    bytes of memory of its own a core may have.
+    bytes of memory of its own a core may have. One that `lives_on` does not end with the node.
     """
 
     reactor: Reactor
@@ -54,20 +54,25 @@ class Spawner:
     setpriv: str | None = None
     rules: tuple[str, ...] = ()
     data: int | None = None
+    lives_on: bool = False
 
     def spawn(self, process: CoreProcess, command: Sequence[str], files: Mapping[int, int]) -> None:
         """Start `command` (an absolute path first). `files` maps the child's descriptors to ours, 0 among them.
 
         Raises `CoreFailed` where nothing can be spawned.
         """
-        replace(self, environment={**self.environment, **soft_limit(self.data)})._spawn(process, command, files)
+        replace(self, environment={**self.environment, **soft_limit(self.data)})._spawn(
+            process, command, files, self.lives_on
+        )
         if self.data is not None:
             process.allowance = f"{CORE_MEMORY.name} allows a core {self.data // 1024**2} MiB"
             with suppress(ProcessLookupError):
                 _limit(process.pid, resource.RLIMIT_DATA, self.data)
 
-    def _spawn(self, process: CoreProcess, command: Sequence[str], files: Mapping[int, int]) -> None:
-        argv = leashed([*command], self.setpriv, self.rules)
+    def _spawn(
+        self, process: CoreProcess, command: Sequence[str], files: Mapping[int, int], lives_on: bool = False
+    ) -> None:
+        argv = leashed([*command], self.setpriv, self.rules, lives_on)
         try:
             environment = {**self.environment, MARK: mark(self.owner)}
             self.reactor.spawnProcess(process, argv[0], argv, env=environment, childFDs={1: "r", 2: "r", **files})

@@ -12,7 +12,7 @@ from drivers.channel import COUNTERS, FIGURES, LATENCY, ONLINE, USERS, ApiFailed
 from drivers.process.child import CoreProcess
 from drivers.process.executable import Files
 from drivers.process.paced import Paced, PacedRun
-from drivers.process.recovered import left
+from drivers.process.recovered import left, lives_on
 from drivers.process.shared import SharedRun
 from drivers.sing_box import listening
 from drivers.sing_box.accounts import alike, label, login_of, name_of, stranger
@@ -350,6 +350,33 @@ class SingBoxGeneration(SharedRun[Api], PacedRun):
         self.lingering, self._lacking = run.lingering, run.lacking
         if self._live is not None:
             self._live.nobody = run.nobody
+
+    @property
+    def handle(self) -> Left | None:
+        """Not where it does not count itself: what was counted of its connections ends with the node."""
+        process = lives_on(self._process)
+        if process is None or not self._counts:
+            return None
+        run = SingBoxRun(
+            process=process,
+            port=self._endpoint.port,
+            secret=self._endpoint.secret,
+            stats_port=self._endpoint.stats_port,
+            users_port=self._endpoint.users_port,
+            accounts={tag: Packed(by_key=accounts) for tag, accounts in self._configured.items()},
+            configured={tag: Packed(by_key=accounts) for tag, accounts in self._configured.items()},
+            files=self._files.packed,
+            lingering=True,
+            nobody=self._live.nobody if self._live else "",
+        )
+        return Left(process.pid, (), run.SerializeToString())
+
+    async def take_stock(self) -> None:
+        """Have `accounts` of live users be what the core has. Raises `CoreFailed`."""
+        await self.audit()
+        for tag in self._live_tags:
+            for key, packed in self.accounts[tag].items():
+                self._note(self._login(tag, key, packed)[0], key)
 
     def stay(self) -> None:
         self._process.stay()

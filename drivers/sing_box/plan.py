@@ -67,6 +67,8 @@ class SingBoxPlan(Planned[config.Plan]):
         if not await run.answers(ANSWER):
             raise CoreFailed("the core that was left does not answer")
         await api.begin()
+        if found.process.adopted:
+            await run.take_stock()
         return run
 
     async def _rendered(self, endpoint: config.Endpoint, target: Mapping[str, Accounts], roll: str = "") -> bytes:

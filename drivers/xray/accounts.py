@@ -67,6 +67,15 @@ def vless(inbound: Inbound, user: service_pb2.User) -> Account | None:
     return Account(pack(user.email, "xray.proxy.vless.Account", packed), credential)
 
 
+def as_given(user: xray_pb2.User) -> xray_pb2.User:
+    """A user as the core was given them, of what it lists: it says more of a VMess account than it was told."""
+    if user.account.type == "xray.proxy.vmess.Account":
+        user.account.value = xray_pb2.VmessAccount(
+            id=xray_pb2.VmessAccount.FromString(user.account.value).id
+        ).SerializeToString()
+    return user
+
+
 def vmess(_: Inbound, user: service_pb2.User) -> Account | None:
     if not user.proxies.vmess.id:
         return None

@@ -10,7 +10,7 @@ from drivers.channel import COUNTERS, FIGURES, LATENCY, ONLINE, ROUTING, USERS, 
 from drivers.process.child import CoreProcess
 from drivers.process.executable import Files
 from drivers.process.paced import Paced, PacedRun
-from drivers.process.recovered import left
+from drivers.process.recovered import left, lives_on
 from drivers.process.shared import SharedRun
 from drivers.sockets.connections import endpoint
 from drivers.sockets.sharing import Sharing
@@ -241,6 +241,26 @@ class XrayGeneration(SharedRun[Api], PacedRun):
         self._connections.leave(run)
         descriptors = [output.descriptor for output in process.outputs]
         return Left(process.pid, descriptors, run.SerializeToString())
+
+    @property
+    def handle(self) -> Left | None:
+        """Whom it lets in it tells itself; not of a tunnel, which has no names."""
+        process = lives_on(self._process)
+        if process is None or any(inbound.protocol == "wireguard" for inbound in self.plan.inbounds.values()):
+            return None
+        run = XrayRun(
+            process=process,
+            socket=self._endpoint.socket,
+            token=self._endpoint.token,
+            direct=self._endpoint.direct,
+            files=self._files.packed,
+        )
+        return Left(process.pid, (), run.SerializeToString())
+
+    async def take_stock(self) -> None:
+        """Have `accounts` be what the core has. Raises `CoreFailed`."""
+        with asking(USERS):
+            await self._users.take_stock()
 
     def stay(self) -> None:
         self._process.stay()

@@ -80,6 +80,8 @@ class XrayPlan(Planned[config.Plan]):
         connections.go_on(found)
         if not await run.answers(ANSWER):
             raise CoreFailed("the core that was left does not answer")
+        if found.process.adopted:
+            await run.take_stock()
         return run
 
     @property

@@ -9,7 +9,7 @@ from typing import Protocol
 from drivers.channel import ApiFailed
 from drivers.process import readiness as starting
 from drivers.xray import wireguard
-from drivers.xray.accounts import email_of
+from drivers.xray.accounts import as_given, email_of
 from drivers.xray.api import MAX_REQUEST, Api, Operation
 from drivers.xray.config import Plan
 from drivers.xray.connections import Connections
@@ -90,6 +90,12 @@ class Users:
     async def audit(self) -> int:
         """Have `accounts` tell the truth; in how many users they did not. Raises `ApiFailed`."""
         return sum([await self._audit(tag, accounts) for tag, accounts in self.accounts.items()])
+
+    async def take_stock(self) -> None:
+        """Have `accounts` be what the core has, of which nothing is known. Raises `ApiFailed`."""
+        for tag, accounts in self.accounts.items():
+            for user in await self._api.list_users(tag):
+                accounts[key_of(user.email)] = as_given(user).SerializeToString()
 
     async def _audit(self, tag: str, accounts: Accounts) -> int:
         """Count first, and list only where the count differs, or may be the same by chance."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple, Protocol
 
+from node.adoption.standing import config_of
 from node.backend.desired import Accepted
 from node.backend.runner import Runner
 from node.backend.standing import Drainer, Standing
@@ -45,6 +46,8 @@ class Leaving:
         self._traffic = traffic
         # Where the node's last program has left something.
         self._heirs: Heirs | None = None
+        # Counters by the mark of a run, where that was killed.
+        self.booked: Mapping[str, Mapping[str, int]] = {}
 
     @property
     def inherits(self) -> bool:
@@ -108,6 +111,8 @@ class Leaving:
 
         async def recover(plan: Plan) -> Generation | None:
             try:
+                if left.run.mark:
+                    self._complete(left.run)
                 if together is not None:
                     together.go_on(left.together.packed)
                 current, draining = await self._recovered(left, plan, heirs)
@@ -127,6 +132,15 @@ class Leaving:
             return current.run if current else None
 
         self._runner.inherit(recover)
+
+    def _complete(self, run: Run) -> None:
+        """A run of a node that was killed has counted this. Raises `CoreFailed` for one that is not meant."""
+        accepted, counters = self._runner.desired.accepted, self.booked.get(run.mark)
+        if accepted is None or config_of(accepted) != run.config:
+            raise CoreFailed("another configuration was accepted since")
+        if counters is None:
+            raise CoreFailed("what was counted of it is not known")
+        run.counters.update({name: value for name, value in counters.items() if name})
 
     def require_heir(self) -> None:
         """What was left has been taken by now, or never is."""

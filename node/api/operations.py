@@ -414,6 +414,7 @@ class Backend:
         if not self._runner.desired.loaded(saved) or not saved.request:
             self._leaving.require_heir()
             return
+        self._leaving.booked = saved.booked
         if saved.left is not None:
             self._store.keep_alive(saved.left)
         if self._policy.resume or self._leaving.inherits:
@@ -454,6 +455,7 @@ class Backend:
         rows, totals = self._traffic.everything()
         changes.rows = {(row.scope, row.key): row for row in rows}
         changes.totals = {(row.scope, row.key): row for row in totals}
+        changes.booked = self._traffic.booked
         changes.limits = {**self._limits.book.everything(), **self._own.everything()}
         return changes
 

@@ -324,6 +324,15 @@ class Leaves(Generation, Protocol):
 
 
 @runtime_checkable
+class LivesOn(Leaves, Protocol):
+    """A generation that another node can go on with where this one is killed."""
+
+    @property
+    def handle(self) -> Left | None:
+        """What that one needs, as long as the run lives: for `Recovers.recover`. None where it cannot."""
+
+
+@runtime_checkable
 class Recovers(Protocol):
     """A plan of a core that leaves its runs: see `Leaves`."""
 

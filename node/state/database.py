@@ -43,7 +43,8 @@ class Changes:
     take their place who were staged. `users` in the order in which they were stored; None is a removal. `rows` are
     those that nobody has had, `totals` the sums since ever. `limits` are records of users, by key; None is a removal.
     `events` go behind those that are there; those before
-    `margins.first` go.
+    `margins.first` go. `booked` are counters of a run that are in the rows by now, with its mark: of others nothing is
+    kept.
     """
 
     clean: bool = False
@@ -58,6 +59,7 @@ class Changes:
     limits: dict[str, bytes | None] = field(default_factory=dict)
     margins: Margins | None = None
     events: list[Packed] = field(default_factory=list)
+    booked: tuple[str, dict[str, int]] | None = None
 
     def __bool__(self) -> bool:
         return bool(
@@ -71,6 +73,7 @@ class Changes:
             or self.left is not None
             or self.routing is not None
             or self.margins is not None
+            or self.booked is not None
         )
 
 
@@ -80,7 +83,7 @@ class Saved:
 
     `left`: seconds of its keep-alive that were left; None for all. `routing`: what was changed of its routing, packed.
     `margins` and `events`: what happened to it; None where nothing ever did. `totals`: the sums since ever. `limits`:
-    records of users, each with its key.
+    records of users, each with its key. `booked`: counters of one run, by its mark, that are in the rows.
     """
 
     request: bytes = b""
@@ -92,6 +95,7 @@ class Saved:
     events: tuple[Packed, ...] = ()
     totals: tuple[Row, ...] = ()
     limits: tuple[tuple[str, bytes], ...] = ()
+    booked: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 class Database:
@@ -130,6 +134,7 @@ class Database:
                 connection.execute("DELETE FROM traffic")
                 connection.execute("DELETE FROM totals")
                 connection.execute("DELETE FROM limits")
+                connection.execute("DELETE FROM booked")
                 connection.execute("DROP TABLE IF EXISTS staged")
             if changes.staged:
                 connection.execute("DROP TABLE users")
@@ -142,6 +147,8 @@ class Database:
             _write_rows(connection, "totals", changes.totals.values())
             _write_limits(connection, changes.limits)
             _write_events(connection, changes)
+            if changes.booked is not None:
+                _write_booked(connection, *changes.booked)
 
     def stage(self, users: Mapping[str, bytes]) -> None:
         """Write a whole set aside, for `Changes.staged`; without users there is none. Raises as `write`."""
@@ -261,7 +268,9 @@ def _load(connection: sqlite3.Connection) -> Saved:
     _, request, left, routing = (*(backend or (1, b"", None)), b"")[:4]
     packed = tuple(packed for (packed,) in users)
     rows, totals = _rows(connection, "traffic"), _rows(connection, "totals")
-    return Saved(request, left, packed, rows, routing, *_journal(connection), totals, _limits(connection))
+    return Saved(
+        request, left, packed, rows, routing, *_journal(connection), totals, _limits(connection), _booked(connection)
+    )
 
 
 def _has(connection: sqlite3.Connection, table: str) -> bool:
@@ -273,6 +282,14 @@ def _limits(connection: sqlite3.Connection) -> tuple[tuple[str, bytes], ...]:
     if not _has(connection, "limits"):
         return ()
     return tuple(connection.execute("SELECT key, packed FROM limits").fetchall())
+
+
+def _booked(connection: sqlite3.Connection) -> Mapping[str, Mapping[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    if _has(connection, "booked"):
+        for counter, run, value in connection.execute("SELECT counter, run, value FROM booked"):
+            found.setdefault(run, {})[counter] = value
+    return found
 
 
 def _rows(connection: sqlite3.Connection, table: str) -> tuple[Row, ...]:
@@ -316,6 +333,13 @@ def _write_rows(connection: sqlite3.Connection, table: str, rows: Iterable[Row])
     full = [(row.scope.value, row.key, row.name, *row.both) for row in rows if any(row.both)]
     connection.executemany(f"DELETE FROM {table} WHERE scope = ? AND key = ?", empty)  # noqa: S608 - ours
     connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?, ?, ?)", full)  # noqa: S608 - ours
+
+
+def _write_booked(connection: sqlite3.Connection, run: str, counters: Mapping[str, int]) -> None:
+    connection.execute("DELETE FROM booked WHERE run != ?", (run,))
+    # One that is always there: a run of which nothing is known is not taken for one that has counted nothing.
+    rows = ((counter, run, value) for counter, value in {"": 0, **counters}.items())
+    connection.executemany("INSERT OR REPLACE INTO booked VALUES (?, ?, ?)", rows)
 
 
 def _write_limits(connection: sqlite3.Connection, limits: Mapping[str, bytes | None]) -> None:

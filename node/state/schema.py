@@ -30,6 +30,7 @@ STEPS = (
     ) WITHOUT ROWID;
     """,
     "CREATE TABLE limits (key TEXT PRIMARY KEY, packed BLOB NOT NULL) WITHOUT ROWID;",
+    "CREATE TABLE booked (counter TEXT PRIMARY KEY, run TEXT NOT NULL, value INTEGER NOT NULL) WITHOUT ROWID;",
 )
 
 # What the file of an earlier node is kept as, by its name and the version of its tables, when those are upgraded.

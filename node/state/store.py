@@ -175,6 +175,13 @@ class Store:
         self._changes.rows.update({(row.scope, row.key): row for row in rows})
         self._write()
 
+    def booked(self, run: str, counters: Mapping[str, int]) -> None:
+        """These counters of the run with this mark are in the rows; said with those. No mark: of none there are any."""
+        before = self._changes.booked
+        known = before[1] if before is not None and before[0] == run else {}
+        self._changes.booked = (run, {**known, **counters})
+        self._write()
+
     def totals(self, rows: Iterable[Row]) -> None:
         """These sums changed."""
         self._changes.totals.update({(row.scope, row.key): row for row in rows})

@@ -94,6 +94,12 @@ class Ledger:
             self._add(scope, sums)
         return any(sums.moved for sums in found.values())
 
+    def counters(self, run: object, rows: Iterable[Row]) -> dict[str, int]:
+        """What one run had counted of these rows when it was read last: what of it is in them."""
+        last = self._last.get(run, {})
+        names = (counter_name(row.scope, row.name, direction) for row in rows for direction in DIRECTIONS)
+        return {name: last[name] for name in names if name in last}
+
     def known(self, run: object) -> Mapping[str, int]:
         """What one run of a core had counted when it was read last."""
         return self._last.get(run, {})

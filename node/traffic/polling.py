@@ -89,6 +89,8 @@ class Traffic:
         # Why the last reading of a generation brought nothing.
         self._faults: dict[Generation, str] = {}
         self._read_at = self._saved_at = float("-inf")
+        # The run that another node may go on with, and its mark.
+        self.lasting: tuple[Generation, str] | None = None
         # Those that are told.
         self._sums: Mapping[Scope, Sequence[Row]] = {}
         # When the last reading began that brought the counters of every run.
@@ -145,6 +147,16 @@ class Traffic:
         self._poll.stop()
         self._note(self._ledger.changes())
         self._store.totals(self._ledger.totals.changes())
+
+    def last(self, run: Generation | None, mark: str = "") -> None:
+        """What is noted of this run's counters from now on is noted with its mark: another node may go on with it."""
+        self.lasting = (run, mark) if run is not None else None
+        self._store.booked(mark, self._ledger.known(run) if run is not None else {})
+
+    @property
+    def booked(self) -> tuple[str, dict[str, int]] | None:
+        """All counters of that run that are booked, for a store that has none of them."""
+        return None if self.lasting is None else (self.lasting[1], dict(self._ledger.known(self.lasting[0])))
 
     async def settled(self, patience: float) -> None:
         """Have `totals` tell of now, what is on disk: it must not go back when the node is killed.
@@ -216,6 +228,9 @@ class Traffic:
 
     def _note(self, rows: Sequence[Row]) -> None:
         self._store.rows(rows)
+        if self.lasting is not None and rows:
+            run, mark = self.lasting
+            self._store.booked(mark, self._ledger.counters(run, rows))
         if self._limits is not None:
             self._limits.saving([row.key for row in rows if row.scope is Scope.USER])
 

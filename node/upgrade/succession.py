@@ -17,7 +17,7 @@ from node.events.kinds import Kind
 from node.logs import Logger, LogRing
 from node.upgrade.handle import ONE, SEVERAL, Handle, write
 from node.upgrade.program import Program, Successor
-from protos.handover_pb2 import Handover
+from protos.handover_pb2 import Handover, Run
 
 # Seconds for calls that are under way when another version takes over.
 FINISH = 1.0
@@ -131,6 +131,11 @@ class Succession:
         self._failed = taken.failed
         if taken.failed:
             self._store.go_back()
+
+    def adopt(self, run: Run | None) -> None:
+        """Go on with a core whose node was killed, where no earlier version has left one."""
+        if run is not None and not self._left.format:
+            self._left.run.CopyFrom(run)
 
     @property
     def lock(self) -> int | None:

@@ -28,7 +28,9 @@ ROOMS: dict[str, set[str]] = {
         *("node.contract", "node.events", "node.machine", "node.state"),
         *("node.errors", "node.logs", "node.periodic", "node.reactor", "node.waiting"),
     },
+    "node.adoption": {"node.backend", "node.contract", "node.logs", "node.reactor", "node.secret_file"},
     "node.api": {
+        "node.adoption.standing",
         *("node.backend", "node.contract", "node.events", "node.limits", "node.machine", "node.state", "node.traffic"),
         *("node", "node.errors", "node.logs", "node.periodic", "node.reactor", "node.waiting"),
         *("node.keyfile", "node.secret_file", "node.settings", "node.watching"),
