@@ -57,17 +57,34 @@ def adopt(reactor: Reactor, core: CoreProcess, found: Process) -> None:
     if not is_there(found):
         os.close(descriptor)
         raise Gone(f"process {found.pid} is gone")
+    # Those of an earlier program of this process are open.
+    if not found.outputs:
+        try:
+            found.outputs.extend(_outputs(found.pid))
+        except OSError as error:
+            os.close(descriptor)
+            raise CoreFailed(f"what core {found.pid} says cannot be read: {error.strerror}") from error
+    core.go_on(found)
+    _Adopted(reactor, core, found.pid, descriptor, found.outputs)
+
+
+def is_adopted(core: CoreProcess) -> bool:
+    """Whether it is nobody's child."""
+    return isinstance(core.transport, _Adopted)
+
+
+def _outputs(pid: int) -> list[Output]:
+    """Its outputs, opened for reading. Raises `OSError`; then none is."""
     outputs: list[Output] = []
     try:
         for number in OUTPUTS:
-            pipe = os.open(f"/proc/{found.pid}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            pipe = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             outputs.append(Output(number=number, descriptor=pipe))
-    except OSError as error:
-        for each in (descriptor, *(output.descriptor for output in outputs)):
-            os.close(each)
-        raise CoreFailed(f"what core {found.pid} says cannot be read: {error.strerror}") from error
-    core.go_on(Process(outputs=outputs, allowance=found.allowance))
-    _Adopted(reactor, core, found.pid, descriptor, outputs)
+    except OSError:
+        for output in outputs:
+            os.close(output.descriptor)
+        raise
+    return outputs
 
 
 class _Adopted(process.Process):

@@ -12,7 +12,7 @@ from typing import Any
 
 from twisted.internet import process
 
-from drivers.process.adopted import adopt
+from drivers.process.adopted import adopt, is_adopted
 from drivers.process.child import CoreProcess
 from node.contract.driver import Gone
 from node.errors import CoreFailed
@@ -38,6 +38,7 @@ def left(core: CoreProcess) -> Process:
         raise CoreFailed(f"the core has ended: {error.strerror}") from error
     found = core.leave()
     found.began = began
+    found.adopted = is_adopted(core)
     return found
 
 

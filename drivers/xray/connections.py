@@ -30,7 +30,7 @@ from drivers.xray.endpoints import Endpoints
 from drivers.xray.strays import Online, Strays
 from drivers.xray.suspects import Pair, Suspects
 from node.contract.accounts import key_of
-from node.contract.connections import Arrived, Handle, Live
+from node.contract.connections import Address, Arrived, Handle, Live
 from node.logs import Logger
 from node.reactor import PooledReactor
 from protos.handover_pb2 import XrayRun
@@ -338,6 +338,15 @@ class Connections:
         self._suspects.prune(self._reactor.seconds())
         if self._suspects or any(map(len, self._endpoints.values())):
             self._call("prune", PRUNE, self._look_around)
+
+    async def take_stock(self, online: Mapping[Address, Collection[str]]) -> None:
+        """Of connections that were there before anything was heard: they are of the one user who is online there."""
+        live = await self._live()
+        for tag, there in live.items():
+            for where in there:
+                if self._endpoints[tag].holder(where) is None:
+                    self._attribute(tag, where, online.get(where[:-2], ()))
+        self._call("prune", PRUNE, self._look_around)
 
     async def _claim(self, live: Mapping[str, Mapping[Endpoint, int | None]]) -> None:
         """Find whose the connections are of which no line told, where somebody wants to know of each."""

@@ -261,6 +261,7 @@ class XrayGeneration(SharedRun[Api], PacedRun):
         """Have `accounts` be what the core has. Raises `CoreFailed`."""
         with asking(USERS):
             await self._users.take_stock()
+            await self._connections.take_stock(await self._online())
 
     def stay(self) -> None:
         self._process.stay()

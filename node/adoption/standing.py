@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import uuid
 from pathlib import Path
 from typing import Protocol
 
@@ -12,9 +11,10 @@ from twisted.internet.defer import DeferredLock, ensureDeferred
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 
+from node.adoption import guard
 from node.backend.desired import Accepted
 from node.backend.generations import Generations
-from node.contract.driver import Generation, LivesOn
+from node.contract.driver import Generation, HasProcess, LivesOn
 from node.logs import Logger
 from node.reactor import PooledReactor
 from node.secret_file import write_secret
@@ -24,12 +24,15 @@ from protos.handover_pb2 import Run, Standing
 # The form of the file; another one is not read.
 FORMAT = 1
 FILE = "core"
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Counts(Protocol):
     """What was counted: see `node.traffic.polling`."""
 
     def last(self, run: Generation | None, mark: str = "") -> None: ...
+
+    def last_only(self, mark: str) -> None: ...
 
 
 class Runs(Protocol):
@@ -79,8 +82,8 @@ class Handles:
         self.log.failure("another node cannot go on with the core", failure)
 
     async def _note(self, run: Generation | None) -> None:
-        accepted, mark = self._backend.runner.accepted, uuid.uuid4().hex
-        if run is None or accepted is None or not isinstance(run, LivesOn):
+        accepted, mark = self._backend.runner.accepted, mark_of(run)
+        if run is None or accepted is None or not isinstance(run, LivesOn) or not mark:
             self._backend.traffic.last(None)
             run = None
         else:
@@ -91,6 +94,7 @@ class Handles:
             # Another one may have come meanwhile.
             if self._noted is run or run is None:
                 await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), self._write, run, accepted, mark)
+                self._backend.traffic.last_only(mark)
         except OSError as error:
             self.log.error("another node cannot go on with the core: {error}", error=str(error))
         finally:
@@ -105,6 +109,13 @@ class Handles:
         kind = service_pb2.Backend.FromString(accepted.request).type
         packed = Run(type=kind, pid=left.pid, core=left.packed, mark=mark, config=config_of(accepted))
         write_secret(self._file, Standing(format=FORMAT, run=packed).SerializeToString())
+
+
+def mark_of(run: Generation | None) -> str:
+    """What tells a run's process from all others that there were; empty where it has none."""
+    pid = run.pid if isinstance(run, HasProcess) else None
+    began = guard.began(pid) if pid is not None else ""
+    return f"{_BOOT.read_text().strip()}:{pid}:{began}" if began else ""
 
 
 def config_of(accepted: Accepted) -> str:

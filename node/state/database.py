@@ -43,8 +43,8 @@ class Changes:
     take their place who were staged. `users` in the order in which they were stored; None is a removal. `rows` are
     those that nobody has had, `totals` the sums since ever. `limits` are records of users, by key; None is a removal.
     `events` go behind those that are there; those before
-    `margins.first` go. `booked` are counters of a run that are in the rows by now, with its mark: of others nothing is
-    kept.
+    `margins.first` go. `booked` are counters of runs that are in the rows by now, by their
+    marks; with `booked_only` there are none of other runs.
     """
 
     clean: bool = False
@@ -59,7 +59,8 @@ class Changes:
     limits: dict[str, bytes | None] = field(default_factory=dict)
     margins: Margins | None = None
     events: list[Packed] = field(default_factory=list)
-    booked: tuple[str, dict[str, int]] | None = None
+    booked: dict[str, dict[str, int]] = field(default_factory=dict)
+    booked_only: str | None = None
 
     def __bool__(self) -> bool:
         return bool(
@@ -73,7 +74,8 @@ class Changes:
             or self.left is not None
             or self.routing is not None
             or self.margins is not None
-            or self.booked is not None
+            or self.booked
+            or self.booked_only is not None
         )
 
 
@@ -83,7 +85,7 @@ class Saved:
 
     `left`: seconds of its keep-alive that were left; None for all. `routing`: what was changed of its routing, packed.
     `margins` and `events`: what happened to it; None where nothing ever did. `totals`: the sums since ever. `limits`:
-    records of users, each with its key. `booked`: counters of one run, by its mark, that are in the rows.
+    records of users, each with its key. `booked`: counters of runs, by their marks, that are in the rows.
     """
 
     request: bytes = b""
@@ -147,8 +149,7 @@ class Database:
             _write_rows(connection, "totals", changes.totals.values())
             _write_limits(connection, changes.limits)
             _write_events(connection, changes)
-            if changes.booked is not None:
-                _write_booked(connection, *changes.booked)
+            _write_booked(connection, changes)
 
     def stage(self, users: Mapping[str, bytes]) -> None:
         """Write a whole set aside, for `Changes.staged`; without users there is none. Raises as `write`."""
@@ -287,7 +288,7 @@ def _limits(connection: sqlite3.Connection) -> tuple[tuple[str, bytes], ...]:
 def _booked(connection: sqlite3.Connection) -> Mapping[str, Mapping[str, int]]:
     found: dict[str, dict[str, int]] = {}
     if _has(connection, "booked"):
-        for counter, run, value in connection.execute("SELECT counter, run, value FROM booked"):
+        for run, counter, value in connection.execute("SELECT run, counter, value FROM booked"):
             found.setdefault(run, {})[counter] = value
     return found
 
@@ -335,11 +336,13 @@ def _write_rows(connection: sqlite3.Connection, table: str, rows: Iterable[Row])
     connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?, ?, ?)", full)  # noqa: S608 - ours
 
 
-def _write_booked(connection: sqlite3.Connection, run: str, counters: Mapping[str, int]) -> None:
-    connection.execute("DELETE FROM booked WHERE run != ?", (run,))
-    # One that is always there: a run of which nothing is known is not taken for one that has counted nothing.
-    rows = ((counter, run, value) for counter, value in {"": 0, **counters}.items())
-    connection.executemany("INSERT OR REPLACE INTO booked VALUES (?, ?, ?)", rows)
+def _write_booked(connection: sqlite3.Connection, changes: Changes) -> None:
+    for run, counters in changes.booked.items():
+        # One that is always there: a run of which nothing is known is not taken for one that has counted nothing.
+        rows = ((run, counter, value) for counter, value in {"": 0, **counters}.items())
+        connection.executemany("INSERT OR REPLACE INTO booked VALUES (?, ?, ?)", rows)
+    if changes.booked_only is not None:
+        connection.execute("DELETE FROM booked WHERE run != ?", (changes.booked_only,))
 
 
 def _write_limits(connection: sqlite3.Connection, limits: Mapping[str, bytes | None]) -> None:

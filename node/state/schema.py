@@ -30,7 +30,11 @@ STEPS = (
     ) WITHOUT ROWID;
     """,
     "CREATE TABLE limits (key TEXT PRIMARY KEY, packed BLOB NOT NULL) WITHOUT ROWID;",
-    "CREATE TABLE booked (counter TEXT PRIMARY KEY, run TEXT NOT NULL, value INTEGER NOT NULL) WITHOUT ROWID;",
+    """
+    CREATE TABLE booked (
+        run TEXT NOT NULL, counter TEXT NOT NULL, value INTEGER NOT NULL, PRIMARY KEY (run, counter)
+    ) WITHOUT ROWID;
+    """,
 )
 
 # What the file of an earlier node is kept as, by its name and the version of its tables, when those are upgraded.

@@ -176,10 +176,14 @@ class Store:
         self._write()
 
     def booked(self, run: str, counters: Mapping[str, int]) -> None:
-        """These counters of the run with this mark are in the rows; said with those. No mark: of none there are any."""
-        before = self._changes.booked
-        known = before[1] if before is not None and before[0] == run else {}
-        self._changes.booked = (run, {**known, **counters})
+        """These counters of the run with this mark are in the rows; said with those."""
+        self._changes.booked.setdefault(run, {}).update(counters)
+        self._write()
+
+    def booked_only(self, run: str) -> None:
+        """Of other runs no counters are to be known."""
+        self._changes.booked = {mark: counters for mark, counters in self._changes.booked.items() if mark == run}
+        self._changes.booked_only = run
         self._write()
 
     def totals(self, rows: Iterable[Row]) -> None:

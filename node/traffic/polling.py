@@ -151,12 +151,19 @@ class Traffic:
     def last(self, run: Generation | None, mark: str = "") -> None:
         """What is noted of this run's counters from now on is noted with its mark: another node may go on with it."""
         self.lasting = (run, mark) if run is not None else None
-        self._store.booked(mark, self._ledger.known(run) if run is not None else {})
+        if run is not None:
+            # With the rows that have them.
+            self.save()
+            self._store.booked(mark, self._ledger.known(run))
+
+    def last_only(self, mark: str) -> None:
+        """Nobody goes on with any other run."""
+        self._store.booked_only(mark)
 
     @property
-    def booked(self) -> tuple[str, dict[str, int]] | None:
-        """All counters of that run that are booked, for a store that has none of them."""
-        return None if self.lasting is None else (self.lasting[1], dict(self._ledger.known(self.lasting[0])))
+    def booked(self) -> dict[str, dict[str, int]]:
+        """All counters of that run that are booked, by its mark, for a store that has none of them."""
+        return {} if self.lasting is None else {self.lasting[1]: dict(self._ledger.known(self.lasting[0]))}
 
     async def settled(self, patience: float) -> None:
         """Have `totals` tell of now, what is on disk: it must not go back when the node is killed.
