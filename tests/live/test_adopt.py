@@ -61,7 +61,7 @@ class Adopting:
 
 @pytest.fixture(params=[RestController, RpcController], ids=["rest", "grpc"])
 def adopting(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Adopting]:
-    with RealNode(tmp_path, ADOPT="on", ADOPT_SECONDS="6") as node, closing(request.param(node)) as controller:
+    with RealNode(tmp_path, ADOPT="on", ADOPT_SECONDS="60") as node, closing(request.param(node)) as controller:
         yield Adopting(node, controller)
     until(lambda: not guards(node), 10, "nobody guards what is not there")
 
@@ -211,6 +211,10 @@ def test_its_end_is_noticed(adopting: Adopting, home: Place, echo: EchoServer) -
 
 def test_nobody_comes_back(adopting: Adopting, home: Place, echo: EchoServer) -> None:
     """Then the core ends, after a time that is set."""
+    adopting.node.stop()
+    until(lambda: not guards(adopting.node), 10, "nobody guards what is not there")
+    adopting.node.environment["ADOPT_SECONDS"] = "8"
+    adopting.node.start()
     run(adopting.controller, [home], [member(ANNA, home)])
     handed(adopting.node)
     core = psutil.Process(adopting.node.newest_core())
@@ -271,5 +275,5 @@ def test_it_upgrades_itself_all_the_same(adopting: Adopting, home: Place, echo: 
             until(lambda: adopting.controller.info().running, 10, "the backend runs")
             handed(adopting.node)
             adopting.killed()
-            assert adopting.node.core_pids() == [core]
+            assert adopting.node.core_pids() == [core], "\n".join(adopting.node.lines)
     assert len(guards(adopting.node)) == 1
