@@ -340,8 +340,10 @@ def test_who_may_import(packages: list[str], allowed: set[str]) -> None:
 
 def test_who_spawns() -> None:
     """Cores are spawned in one place, which knows how not to fork; the leash, and an upgrade, become other programs."""
-    assert who_uses(attribute("spawnProcess")) == {"drivers.process.spawn"}
-    assert who_uses(attribute("fork", "forkpty", "system", "popen", "posix_spawn", "posix_spawnp", of="os")) == set()
+    assert who_uses(attribute("spawnProcess")) == {"drivers.process.spawn", "node.adoption.adoption"}
+    # A program of its own, which leaves the node.
+    assert who_uses(attribute("fork", of="os")) == {"node.adoption.guard"}
+    assert who_uses(attribute("forkpty", "system", "popen", "posix_spawn", "posix_spawnp", of="os")) == set()
     becoming = {"drivers.process.leash", "node.upgrade.program", "node.upgrade.trampoline"}
     assert who_uses(attribute("execv", "execve", "execvp", "execl")) == becoming
 
