@@ -167,8 +167,9 @@ class Succession:
 
     def taken(self, pids: Collection[int]) -> None:
         if pids:
-            what = "the core" if len(pids) == 1 else f"{len(pids)} cores"
-            self._ring.event(f"txnode {__version__} goes on with {what}")
+            said = f"txnode {__version__} goes on with {'the core' if len(pids) == 1 else f'{len(pids)} cores'}"
+            self._ring.event(said)
+            self.log.info("{said}", said=said)
         if {*pids} != {*self.cores}:
             self._sweep(pids)
         self._come_up()
