@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,7 +23,7 @@ from drivers.process.settings import CORE_MEMORY, executable_setting
 from drivers.process.spawn import Done, Spawner, by_setpriv, opened
 from node.contract.driver import Host
 from node.errors import CoreFailed
-from protos.handover_pb2 import File
+from protos.handover_pb2 import Answer, Common, File, Installed
 
 # Clean: nothing of the node's own reaches a core, its key least of all.
 ENVIRONMENT = {
@@ -32,6 +33,8 @@ ENVIRONMENT = {
     "GODEBUG": "multipathtcp=0",
 }
 
+# Asks an executable something.
+Look = Callable[[], Awaitable[Done]]
 # What operators are told of each file that is another one by now.
 CHANGED = "{} changed on disk; it is used when the core starts next"
 # … and of each that the core looks for again, and cannot read.
@@ -141,6 +144,11 @@ class Installation:
     # What it reads beside its configuration.
     assets: Callable[[Path], Collection[Path]] = lambda _: ()
     _known: Executable | None = None
+    # Whether there may be another one by now: an earlier program of the node has found it.
+    _stale: bool = False
+    # What it answered to an earlier program, and what it answers to this one for the next, if that is kept.
+    _answers: Mapping[bytes, bytes] = field(default_factory=dict)
+    _kept: dict[bytes, bytes] | None = None
 
     @property
     def _variable(self) -> str:
@@ -159,13 +167,15 @@ class Installation:
     async def version(self) -> str:
         """Of the executable to run now. Raises as `current`."""
         known = self._known
-        if known is None or not known.path.is_file() or known.changed != known.path.stat().st_mtime_ns:
+        if known is None or self._stale or not known.path.is_file() or known.changed != known.path.stat().st_mtime_ns:
             known = await self.current()
         return known.version
 
     async def current(self) -> Executable:
         """The executable to run now. Raises `CoreFailed` with what to do if there is none."""
-        known = self._known if self._known and self._known.path.is_file() else await self._found()
+        known = self._known
+        if known is None or self._stale or not known.path.is_file():
+            known, self._stale = await self._found(), False
         most = memory.allowed(self.host.settings.get(CORE_MEMORY.name, ""))
         spawner = replace(known.spawner, environment=self.environment(known.path), data=most)
         confinement = Confinement(self.paths, self.host.directory, self.assets(known.path))
@@ -175,6 +185,56 @@ class Installation:
             known = replace(await self._asked(known), changed=changed)
         self._known = known
         return known
+
+    async def answered(self, executable: Executable, asked: str, text: bytes, look: Look) -> bytes:
+        """What the executable makes of this text; an earlier program may have asked. Raises what `look` raises."""
+        question = hashlib.sha256(f"{executable.path} {executable.changed} {asked}\n".encode() + text).digest()
+        output = self._answers.get(question)
+        output = (await look()).output if output is None else output
+        if self._kept is not None:
+            self._kept[question] = output
+        return output
+
+    def keep(self, kept: bool) -> None:
+        """Keep what is answered from here on for the next program of the node, or no more."""
+        self._kept = {} if kept else None
+
+    @property
+    def packed(self) -> Common:
+        """What the next program would ask."""
+        kept = self._kept or {}
+        found = Common(answers=[Answer(asked=asked, output=output) for asked, output in kept.items()])
+        if (known := self._known) is not None and known.changed is not None:
+            found.installed.CopyFrom(
+                Installed(
+                    path=str(known.path),
+                    configured=self._configured,
+                    setpriv=known.spawner.setpriv or "",
+                    changed=known.changed,
+                    version=known.version,
+                    number=known.number,
+                    lines=known.lines,
+                )
+            )
+        return found
+
+    def go_on(self, left: Common) -> None:
+        """Believe what an earlier program knew, until it is told to `look_again`."""
+        self._answers = {answer.asked: answer.output for answer in left.answers}
+        found, number = left.installed, tuple(left.installed.number)
+        if left.HasField("installed") and found.configured == self._configured and number >= self.oldest:
+            spawner = Spawner(self.host.reactor, self.host.directory, ENVIRONMENT, found.setpriv or None)
+            lines = tuple(found.lines)
+            self._known = Executable(Path(found.path), spawner, found.changed, found.version, number, lines)
+
+    def look_again(self) -> None:
+        """There may be another one by now, and it may have other answers."""
+        self._stale = self._known is not None
+        self._answers = {}
+
+    @property
+    def _configured(self) -> str:
+        return self.host.settings.get(self._variable, "")
 
     async def _found(self) -> Executable:
         """Configured, on PATH or installed; it is looked for off the reactor's back."""

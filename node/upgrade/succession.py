@@ -28,6 +28,8 @@ class Backend(Protocol):
 
     def unsteady(self, several: bool) -> str: ...
 
+    async def rehearse(self) -> None: ...
+
     async def leave(self, several: bool, go: Callable[[Handover], Awaitable[None]]) -> None: ...
 
     def inherit(self, left: Handover, heirs: Heirs) -> None: ...
@@ -203,6 +205,9 @@ class Succession:
 
     def unsteady(self, several: bool) -> str:
         return "the node is ending" if self._ending else self._backend.unsteady(several)
+
+    async def rehearse(self) -> None:
+        await self._backend.rehearse()
 
     async def succeed(self, program: Program, successor: Successor) -> str:
         for port in self.ports.values():
