@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from drivers.install import releases
+from drivers.install.releases import Core
 from drivers.process.orphans import sweep
 from drivers.process.settings import SETTINGS as COMMON
 from drivers.process.spawn import Done, Spawner
@@ -32,17 +34,28 @@ def _sing_box(host: Host) -> Driver:
 
 @dataclass(frozen=True)
 class Kind:
-    """A core: its settings, of which its driver is given the values in `Host.settings`, and what loads that driver."""
+    """A core: its settings, of which its driver is given the values in `Host.settings`, and what loads that driver.
+
+    `core` is its newest release, whose name the driver has.
+    """
 
     settings: Sequence[Setting]
     load: Callable[[Host], Driver]
+    core: Core
 
 
 REGISTRY: Mapping[int, Kind] = {
-    XRAY: Kind(xray.SETTINGS, _xray),
-    SING_BOX: Kind(sing_box.SETTINGS, _sing_box),
+    XRAY: Kind(xray.SETTINGS, _xray, releases.XRAY),
+    SING_BOX: Kind(sing_box.SETTINGS, _sing_box, releases.SING_BOX),
 }
+# The core that reads geoip.dat and geosite.dat, and the setting that says where they are.
+READS_LISTS, LISTS_SETTING = XRAY, "XRAY_ASSETS_PATH"
 DRIVER_SETTINGS = (*COMMON, *(setting for kind in REGISTRY.values() for setting in kind.settings))
+
+
+def set_for(what: str, values: Mapping[str, str]) -> dict[str, str]:
+    """What is set of each core, by its name: `EXECUTABLE_PATH` or `DOWNLOAD_URL`."""
+    return {kind.core.name: values.get(kind.core.variable(what), "") for kind in REGISTRY.values()}
 
 
 class Drivers(Mapping[int, Driver]):
@@ -63,9 +76,17 @@ class Drivers(Mapping[int, Driver]):
     def __len__(self) -> int:
         return len(REGISTRY)
 
-    async def run(self, command: Sequence[str], environment: Mapping[str, str], seconds: float) -> Done:
-        """Run another program than a core to its end, which is the node's at the latest. Raises `CoreFailed`."""
-        return await Spawner(self._host.reactor, self._host.directory, environment).run(command, seconds=seconds)
+    async def run(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        seconds: float,
+        output: int = 3,
+        heard: Callable[[list[str]], None] = lambda _: None,
+    ) -> Done:
+        """Run another program than a core to its end, which is the node's at the latest: see `Spawner.run`."""
+        spawner = Spawner(self._host.reactor, self._host.directory, environment)
+        return await spawner.run(command, seconds=seconds, output=output, heard=heard)
 
     def sweep(self, spared: Collection[int] = ()) -> list[int]:
         """End the cores that an earlier node left behind, of whatever kind; their process numbers. Blocking, brief.

@@ -18,6 +18,8 @@ from node.contract.settings import Setting
 from node.limits import wording
 from node.limits.defaults import Defaults
 from node.limits.words import size
+from node.updates.policy import EVERY, LISTS_URL
+from node.updates.policy import Policy as Updates
 
 MIN_KEY = 16
 # The name of the key that is API_KEY.
@@ -77,6 +79,16 @@ _BACKEND = (
         "on: a Start brings in a core or geo files that changed on disk, also if its configuration is the same",
         "off",
     ),
+    Setting(
+        "UPDATES",
+        "on: keys of scope all may have the node fetch another core, or another version of itself: see docs/updates.md",
+        "off",
+    ),
+    Setting("UPDATE_URL", "where wheels of the node are: what stands before /txnode-VERSION-py3-none-any.whl"),
+    Setting("UPDATE_PROXY", "the proxy by which updates are fetched, as http://HOST:PORT (default: the environment's)"),
+    Setting("GEO_UPDATES", "off: nobody replaces the geo files of this node over the interface", "on"),
+    Setting("GEO_UPDATE", "never, daily, weekly or monthly: how often the node itself looks for newer ones", "never"),
+    Setting("GEO_URL", "where geo files are, each with its digest beside it as NAME.sha256sum", LISTS_URL),
     Setting("KEEP_ALIVE_ACTION", "stop or keep: what becomes of a backend when its keep-alive is over", "stop"),
     Setting("RESUME", "on: the node starts the backend that ran when it ended, and its users, by itself", "on"),
     Setting(
@@ -140,6 +152,7 @@ class Settings:
     drain_timeout: float
     drain_generations: int
     upgrade: bool
+    updates: Updates
     outlive: bool
     resume: bool
     traffic_interval: float
@@ -238,6 +251,7 @@ class _Check:
             drain_timeout=self._seconds("DRAIN_TIMEOUT", 1, 86_400),
             drain_generations=self._number("DRAIN_GENERATIONS", 0, 100),
             upgrade=self._word("UPGRADE_ON_START", "on", "off") == "on",
+            updates=self._updates(),
             outlive=self._word("KEEP_ALIVE_ACTION", "stop", "keep") == "keep",
             resume=self._word("RESUME", "on", "off") == "on",
             traffic_interval=self._seconds("TRAFFIC_INTERVAL", 0.1, 3600),
@@ -311,6 +325,23 @@ class _Check:
         except ValueError as error:
             self._faults.append(f"{name}: {error}")
             return 0
+
+    def _updates(self) -> Updates:
+        return Updates(
+            programs=self._word("UPDATES", "on", "off") == "on",
+            lists=self._word("GEO_UPDATES", "on", "off") == "on",
+            lists_every=EVERY.get(self._word("GEO_UPDATE", *EVERY), 0.0),
+            lists_url=self._address("GEO_URL"),
+            program_url=self._address("UPDATE_URL"),
+            proxy=self._address("UPDATE_PROXY"),
+        )
+
+    def _address(self, name: str) -> str:
+        """An address of HTTP, or nothing."""
+        text = self._values[name]
+        if text and not re.fullmatch(r"https?://[^\s/]\S*", text):
+            self._faults.append(f"{name}: {text!r} does not begin with https:// or http://")
+        return text
 
     def _limits(self) -> Defaults:
         """Each setting by itself, so that a fault has its name."""

@@ -22,7 +22,7 @@ from twisted.internet.error import CannotListenError
 from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
 
-from drivers.registry import DRIVER_SETTINGS, Drivers
+from drivers.registry import DRIVER_SETTINGS, LISTS_SETTING, READS_LISTS, Drivers, set_for
 from node import __version__, deployed, log_lines
 from node.aio import Aio
 from node.api.auth import Authenticator
@@ -55,7 +55,10 @@ from node.transport.rest import make_app, make_pages
 from node.transport.rpc import RpcServer
 from node.transport.site import Limits as SiteLimits
 from node.transport.site import Site
-from node.upgrade.program import SEVERAL, Program
+from node.updates.chosen import LISTS, Record
+from node.updates.policy import Sources
+from node.updates.updates import Updates
+from node.upgrade.program import SEVERAL, Program, Tried
 from node.upgrade.succession import Succession
 from node.upgrade.upgrade import Upgrades
 from node.watching import FileWatch
@@ -153,7 +156,10 @@ class NodeService(Service):
         self._aio = Aio(reactor)
         self._ring = LogRing(reactor, settings.log_buffer_size)
         self._system = SystemStats(reactor)
-        host = Host(reactor, self._ring, self._state.run_dir, settings.drivers, _withheld(settings))
+        sources, record = _sources(settings), Record(settings.state_dir / "updates" / "chosen")
+        record.load()
+        choices = record.choices({**sources.configured, LISTS: sources.lists_configured})
+        host = Host(reactor, self._ring, self._state.run_dir, settings.drivers, _withheld(settings), choices)
         self._drivers = Drivers(host)
         self._store = Store(reactor, self._state.database)
         self._journal = Journal(reactor, self._store.event)
@@ -190,8 +196,29 @@ class NodeService(Service):
         )
         self._ports = self._succession.ports
         program = Program.of(sys.orig_argv, self._twistd, settings.state_dir / "program")
-        run = partial(self._drivers.run, environment=environment())
-        self._upgrades = Upgrades(reactor, self._succession, program, run)
+        self._upgrades = Upgrades(reactor, self._succession, program, self._run)
+        self._updates = Updates(
+            *(reactor, settings.state_dir / "updates"),
+            ring=self._ring,
+            journal=self._journal,
+            policy=settings.updates,
+            sources=sources,
+            drivers=self._drivers,
+            runner=self._backend.runner,
+            record=record,
+            choices=choices,
+            run=self._drivers.run,
+            environment=environment(),
+            test=self._upgrades.test,
+            become=self._upgrades.wanted,
+        )
+        self._backend.updates = self._updates
+        self._succession.under_way = lambda: self._updates.jobs.under_way
+
+    async def _run(self, command: Sequence[str], *, seconds: float, modules: Path | None = None) -> Tried:
+        """Run a program of the node's own to its end."""
+        own = {"PYTHONPATH": str(modules)} if modules else {}
+        return await self._drivers.run(command, {**environment(), **own}, seconds)
 
     def check(self) -> int:
         """Whether this version could take over from one that runs: an exit code, after a line that says it."""
@@ -263,6 +290,7 @@ class NodeService(Service):
             self._certificates.load()
             self._keyring.load()
             self._sweep()
+            self._updates.load()
             saved = self._store.open()
             begin_journal(self._journal, self._store, saved, __version__)
             self._tell_reloads()
@@ -296,6 +324,7 @@ class NodeService(Service):
             ("gRPC", lambda: self._aio.run(self._rpc.stop())),
             ("the connections", self._site.connections.disconnect),
             ("the connections of the port for metrics", self._metrics_site.connections.disconnect),
+            ("the updates", self._updates.close),
             ("the look at readiness", self._monitoring.readiness.stopService),
             ("the look at the loop", self._monitoring.lag.stopService),
             ("the calls", self._calls.close),
@@ -347,7 +376,7 @@ class NodeService(Service):
 
     def _ready(self) -> None:
         signal.signal(signal.SIGUSR2, lambda *_: self._reactor.callFromThread(self._upgrades.ask))
-        self._succession.ready(self._upgrades.begin)
+        self._succession.ready(self._begin)
         signal.signal(signal.SIGHUP, lambda *_: self._reactor.callFromThread(self._reload))
         self._ring.event(f"txnode {__version__} is ready")
         self.log.info(
@@ -357,6 +386,11 @@ class NodeService(Service):
             grpc=self._settings.grpc_port or "no port of its own",
         )
         self._systemd.ready()
+
+    def _begin(self) -> None:
+        """It is this program that goes on, and no earlier one."""
+        self._upgrades.begin()
+        self._updates.begin(self._succession.outcome)
 
     def _tell_ignored(self) -> None:
         if names := self._settings.ignored:
@@ -374,6 +408,13 @@ def _withheld(settings: Settings) -> tuple[Path, ...]:
     """What has the node's keys in it."""
     keys = (Path.cwd() / ".env", settings.api_key_file, settings.keys_file)
     return settings.state_dir, *filter(None, keys)
+
+
+def _sources(settings: Settings) -> Sources:
+    """Where cores come from, and which of theirs the operator set."""
+    values = settings.drivers
+    configured, mirrors = set_for("EXECUTABLE_PATH", values), set_for("DOWNLOAD_URL", values)
+    return Sources(mirrors, configured, READS_LISTS, values.get(LISTS_SETTING, ""))
 
 
 def _policy(settings: Settings) -> Policy:

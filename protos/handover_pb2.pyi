@@ -86,12 +86,12 @@ class Common(_message.Message):
     INSTALLED_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
     sharing: Sharing
-    installed: Installed
+    installed: _containers.RepeatedCompositeFieldContainer[Installed]
     answers: _containers.RepeatedCompositeFieldContainer[Answer]
-    def __init__(self, sharing: _Optional[_Union[Sharing, _Mapping]] = ..., installed: _Optional[_Union[Installed, _Mapping]] = ..., answers: _Optional[_Iterable[_Union[Answer, _Mapping]]] = ...) -> None: ...
+    def __init__(self, sharing: _Optional[_Union[Sharing, _Mapping]] = ..., installed: _Optional[_Iterable[_Union[Installed, _Mapping]]] = ..., answers: _Optional[_Iterable[_Union[Answer, _Mapping]]] = ...) -> None: ...
 
 class Installed(_message.Message):
-    __slots__ = ("path", "configured", "setpriv", "changed", "version", "number", "lines")
+    __slots__ = ("path", "configured", "setpriv", "changed", "version", "number", "lines", "chosen")
     PATH_FIELD_NUMBER: _ClassVar[int]
     CONFIGURED_FIELD_NUMBER: _ClassVar[int]
     SETPRIV_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +99,7 @@ class Installed(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     LINES_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
     path: str
     configured: str
     setpriv: str
@@ -106,7 +107,8 @@ class Installed(_message.Message):
     version: str
     number: _containers.RepeatedScalarFieldContainer[int]
     lines: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, path: _Optional[str] = ..., configured: _Optional[str] = ..., setpriv: _Optional[str] = ..., changed: _Optional[int] = ..., version: _Optional[str] = ..., number: _Optional[_Iterable[int]] = ..., lines: _Optional[_Iterable[str]] = ...) -> None: ...
+    chosen: str
+    def __init__(self, path: _Optional[str] = ..., configured: _Optional[str] = ..., setpriv: _Optional[str] = ..., changed: _Optional[int] = ..., version: _Optional[str] = ..., number: _Optional[_Iterable[int]] = ..., lines: _Optional[_Iterable[str]] = ..., chosen: _Optional[str] = ...) -> None: ...
 
 class Answer(_message.Message):
     __slots__ = ("asked", "output")

@@ -646,3 +646,77 @@ class Event(_message.Message):
     text: str
     fields: _containers.ScalarMap[str, str]
     def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[str] = ..., time: _Optional[float] = ..., kind: _Optional[str] = ..., severity: _Optional[str] = ..., text: _Optional[str] = ..., fields: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class UpdateCoreRequest(_message.Message):
+    __slots__ = ("type", "version", "sha256", "back")
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    BACK_FIELD_NUMBER: _ClassVar[int]
+    type: BackendType
+    version: str
+    sha256: str
+    back: bool
+    def __init__(self, type: _Optional[_Union[BackendType, str]] = ..., version: _Optional[str] = ..., sha256: _Optional[str] = ..., back: bool = ...) -> None: ...
+
+class GeoFile(_message.Message):
+    __slots__ = ("name", "sha256")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    sha256: str
+    def __init__(self, name: _Optional[str] = ..., sha256: _Optional[str] = ...) -> None: ...
+
+class UpdateGeoFilesRequest(_message.Message):
+    __slots__ = ("files", "back")
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    BACK_FIELD_NUMBER: _ClassVar[int]
+    files: _containers.RepeatedCompositeFieldContainer[GeoFile]
+    back: bool
+    def __init__(self, files: _Optional[_Iterable[_Union[GeoFile, _Mapping]]] = ..., back: bool = ...) -> None: ...
+
+class UpdateNodeRequest(_message.Message):
+    __slots__ = ("version", "sha256")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    sha256: str
+    def __init__(self, version: _Optional[str] = ..., sha256: _Optional[str] = ...) -> None: ...
+
+class JobRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class Jobs(_message.Message):
+    __slots__ = ("jobs",)
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[Job]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ...) -> None: ...
+
+class Job(_message.Message):
+    __slots__ = ("id", "kind", "subject", "state", "text", "fetched", "total", "began", "ended", "before", "after")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    kind: str
+    subject: str
+    state: str
+    text: str
+    fetched: int
+    total: int
+    began: float
+    ended: float
+    before: str
+    after: str
+    def __init__(self, id: _Optional[str] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ..., state: _Optional[str] = ..., text: _Optional[str] = ..., fetched: _Optional[int] = ..., total: _Optional[int] = ..., began: _Optional[float] = ..., ended: _Optional[float] = ..., before: _Optional[str] = ..., after: _Optional[str] = ...) -> None: ...

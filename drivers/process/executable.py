@@ -135,7 +135,10 @@ def _mark(path: Path) -> tuple[int, int, int] | None:
 
 @dataclass
 class Installation:
-    """Finds a core's executable once, and asks for its version again when the file changes."""
+    """Finds a core's executable once, and asks for its version again when the file changes.
+
+    One that was chosen goes before all that is found; what was made for another one runs that one on.
+    """
 
     host: Host
     core: Core
@@ -143,9 +146,10 @@ class Installation:
     oldest: tuple[int, ...] = ()
     # What it reads beside its configuration.
     assets: Callable[[Path], Collection[Path]] = lambda _: ()
-    _known: Executable | None = None
-    # Whether there may be another one by now: an earlier program of the node has found it.
-    _stale: bool = False
+    # By what was chosen; None for what is found.
+    _known: dict[Path | None, Executable] = field(default_factory=dict)
+    # Of those that an earlier program of the node has found: there may be others by now.
+    _stale: set[Path | None] = field(default_factory=set)
     # What it answered to an earlier program, and what it answers to this one for the next, if that is kept.
     _answers: Mapping[bytes, bytes] = field(default_factory=dict)
     _kept: dict[bytes, bytes] | None = None
@@ -162,20 +166,31 @@ class Installation:
     @property
     def unconfined(self) -> str | None:
         """Why the core can touch all that the node can, once it is known."""
-        return self._known.unconfined if self._known else None
+        known = self._known.get(self.chosen)
+        return known.unconfined if known else None
+
+    @property
+    def chosen(self) -> Path | None:
+        """The executable to run now, if one was chosen."""
+        return self.host.choices.executables.get(self.core.name)
 
     async def version(self) -> str:
         """Of the executable to run now. Raises as `current`."""
-        known = self._known
-        if known is None or self._stale or not known.path.is_file() or known.changed != known.path.stat().st_mtime_ns:
-            known = await self.current()
+        chosen = self.chosen
+        known = None if chosen in self._stale else self._known.get(chosen)
+        if known is None or not known.path.is_file() or known.changed != known.path.stat().st_mtime_ns:
+            known = await self.current(chosen)
         return known.version
 
-    async def current(self) -> Executable:
-        """The executable to run now. Raises `CoreFailed` with what to do if there is none."""
-        known = self._known
-        if known is None or self._stale or not known.path.is_file():
-            known, self._stale = await self._found(), False
+    async def current(self, chosen: Path | None) -> Executable:
+        """The executable to run for what is made, or was, while this one was chosen.
+
+        Raises `CoreFailed` with what to do if there is none.
+        """
+        known = None if chosen in self._stale else self._known.get(chosen)
+        if known is None or not known.path.is_file():
+            known = await self._found(chosen)
+            self._stale.discard(chosen)
         most = memory.allowed(self.host.settings.get(CORE_MEMORY.name, ""))
         spawner = replace(known.spawner, environment=self.environment(known.path), data=most)
         confinement = Confinement(self.paths, self.host.directory, self.assets(known.path))
@@ -183,7 +198,7 @@ class Installation:
         changed = known.path.stat().st_mtime_ns
         if known.changed != changed:
             known = replace(await self._asked(known), changed=changed)
-        self._known = known
+        self._known[chosen] = known
         return known
 
     async def answered(self, executable: Executable, asked: str, text: bytes, look: Look) -> bytes:
@@ -202,45 +217,48 @@ class Installation:
     @property
     def packed(self) -> Common:
         """What the next program would ask."""
-        kept = self._kept or {}
-        found = Common(answers=[Answer(asked=asked, output=output) for asked, output in kept.items()])
-        if (known := self._known) is not None and known.changed is not None:
-            found.installed.CopyFrom(
-                Installed(
-                    path=str(known.path),
-                    configured=self._configured,
-                    setpriv=known.spawner.setpriv or "",
-                    changed=known.changed,
-                    version=known.version,
-                    number=known.number,
-                    lines=known.lines,
-                )
-            )
-        return found
+        answers = [Answer(asked=asked, output=output) for asked, output in (self._kept or {}).items()]
+        return Common(answers=answers, installed=(self._left(*each) for each in self._known.items()))
+
+    def _left(self, chosen: Path | None, known: Executable) -> Installed:
+        return Installed(
+            path=str(known.path),
+            chosen=str(chosen or ""),
+            configured=self._configured,
+            setpriv=known.spawner.setpriv or "",
+            changed=known.changed or 0,
+            version=known.version,
+            number=known.number,
+            lines=known.lines,
+        )
 
     def go_on(self, left: Common) -> None:
         """Believe what an earlier program knew, until it is told to `look_again`."""
         self._answers = {answer.asked: answer.output for answer in left.answers}
-        found, number = left.installed, tuple(left.installed.number)
-        if left.HasField("installed") and found.configured == self._configured and number >= self.oldest:
-            spawner = Spawner(self.host.reactor, self.host.directory, ENVIRONMENT, found.setpriv or None)
-            lines = tuple(found.lines)
-            self._known = Executable(Path(found.path), spawner, found.changed, found.version, number, lines)
+        for each in left.installed:
+            number = tuple(each.number)
+            if each.configured == self._configured and number >= self.oldest:
+                spawner = Spawner(self.host.reactor, self.host.directory, ENVIRONMENT, each.setpriv or None)
+                found = Executable(Path(each.path), spawner, each.changed, each.version, number, tuple(each.lines))
+                self._known[Path(each.chosen) if each.chosen else None] = found
 
     def look_again(self) -> None:
-        """There may be another one by now, and it may have other answers."""
-        self._stale = self._known is not None
+        """There may be others by now, and they may have other answers."""
+        self._stale = set(self._known)
         self._answers = {}
 
     @property
     def _configured(self) -> str:
         return self.host.settings.get(self._variable, "")
 
-    async def _found(self) -> Executable:
-        """Configured, on PATH or installed; it is looked for off the reactor's back."""
+    async def _found(self, chosen: Path | None) -> Executable:
+        """Chosen, configured, on PATH or installed; it is looked for off the reactor's back."""
         reactor, configured = self.host.reactor, self.host.settings.get(self._variable) or None
         try:
-            path = await deferToThreadPool(reactor, reactor.getThreadPool(), find, self.core, configured)
+            if chosen is not None and chosen.is_file():
+                path: Path | None = chosen
+            else:
+                path = await deferToThreadPool(reactor, reactor.getThreadPool(), find, self.core, configured)
         except InstallError as error:
             raise CoreFailed(str(error)) from error
         if path is None:

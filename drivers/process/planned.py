@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from drivers import json_text
@@ -74,10 +75,18 @@ class Core:
 class Planned(Generic[M]):
     """The part of `node.contract.driver.Plan` that is the same for all cores.
 
-    `made` is what was taken over, `touched` what it names.
+    `made` is what was taken over, `touched` what it names, `chosen` the executable that had been chosen for it.
     """
 
-    def __init__(self, host: Host, installation: Installation, sharing: Sharing, made: M, touched: Touched) -> None:
+    def __init__(
+        self,
+        host: Host,
+        installation: Installation,
+        sharing: Sharing,
+        made: M,
+        touched: Touched,
+        chosen: Path | None = None,
+    ) -> None:
         self._host = host
         self._installation = installation
         self._sharing = sharing
@@ -85,6 +94,7 @@ class Planned(Generic[M]):
         # Asked for each user and inbound.
         self.account = made.account
         self._touched = touched
+        self._chosen = chosen
 
     @property
     def tags(self) -> Sequence[str]:
@@ -96,7 +106,7 @@ class Planned(Generic[M]):
 
     async def _executable(self) -> Executable:
         """As it is now, for this configuration."""
-        return (await self._installation.current()).touching(self._touched)
+        return (await self._installation.current(self._chosen)).touching(self._touched)
 
     def alike(self, other: Plan) -> bool:
         return isinstance(other, type(self)) and self.made.inbounds == other.made.inbounds

@@ -38,3 +38,8 @@ def executable_setting(core: Core) -> Setting:
     """What an operator sets to have another executable of this core."""
     text = f"the {core.title} to run (default: found on PATH or in the cores directory)"
     return Setting(core.variable("EXECUTABLE_PATH"), text)
+
+
+def download_setting(core: Core) -> Setting:
+    """What an operator sets to have archives of this core from elsewhere."""
+    return Setting(core.variable("DOWNLOAD_URL"), "a mirror: what stands before /v<version>/<archive> there", core.url)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,13 +75,19 @@ class Spawner:
             raise CoreFailed(f"{command[0]} cannot be run: {error}") from error
 
     async def run(
-        self, command: Sequence[str], *, stdin: bytes = b"", seconds: float = SECONDS, output: int = 3
+        self,
+        command: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        seconds: float = SECONDS,
+        output: int = 3,
+        heard: Callable[[list[str]], None] = lambda _: None,
     ) -> Done:
         """Run a command that ends by itself. What it writes to the descriptor `output` is the result's `output`.
 
-        Raises `CoreFailed` if it cannot be run, or hangs.
+        `heard` is told its other lines as they come. Raises `CoreFailed` if it cannot be run, or hangs.
         """
-        process = CoreProcess(self.reactor, lambda _: None)
+        process = CoreProcess(self.reactor, heard)
         with ExitStack() as files:
             source, sink = (opened(content, files) for content in (stdin, b""))
             self._spawn(process, command, {0: source, output: sink})

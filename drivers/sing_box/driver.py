@@ -21,8 +21,8 @@ class SingBox(Core):
         super().__init__(host, installation(host))
 
     async def prepare(self, config_text: str, exclude: frozenset[str]) -> SingBoxPlan:
-        core, directory = await self._installation.current(), self._host.directory
-        text = config_text.encode()
+        chosen, directory = self._installation.chosen, self._host.directory
+        core, text = await self._installation.current(chosen), config_text.encode()
         output = await self._installation.answered(
             core, "format", text, lambda: look(core, "format", stdin=text, output=1)
         )
@@ -30,4 +30,4 @@ class SingBox(Core):
         made = await starting.read(self._host.reactor, config_text, *reading)
         naming = files.asked, made.tree, self._installation.paths, core.unconfined
         touched = await starting.read(self._host.reactor, config_text, *naming)
-        return SingBoxPlan(self._host, self._installation, self._sharing, made, touched)
+        return SingBoxPlan(self._host, self._installation, self._sharing, made, touched, chosen)

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from drivers.install.releases import SING_BOX
-from drivers.process.settings import executable_setting
+from drivers.process.settings import download_setting, executable_setting
 
-SETTINGS = (executable_setting(SING_BOX),)
+SETTINGS = (executable_setting(SING_BOX), download_setting(SING_BOX))

@@ -23,7 +23,8 @@ class Xray(Core):
         super().__init__(host, installation(host))
 
     async def prepare(self, config_text: str, exclude: frozenset[str]) -> XrayPlan:
-        xray, text = await self._installation.current(), config_text
+        chosen, text = self._installation.chosen, config_text
+        xray = await self._installation.current(chosen)
         reactor, paths = self._host.reactor, self._installation.paths
         touched = await starting.read(reactor, text, files.asked, text, paths)
         output = await self._installation.answered(
@@ -33,4 +34,4 @@ class Xray(Core):
         made = await starting.read(reactor, text, *reading)
         await starting.read(reactor, text, files.check, made.base, paths, xray.unconfined)
         touched = replace(touched, ports=made.ports)
-        return XrayPlan(self._host, self._installation, self._sharing, made, touched)
+        return XrayPlan(self._host, self._installation, self._sharing, made, touched, chosen)

@@ -20,12 +20,16 @@ def installation(host: Host) -> Installation:
 
 
 def _lists(host: Host, executable: Path) -> list[Path]:
-    """The operator's directory, and the lists beside the executable; all that is there where nothing else is."""
-    configured = host.settings.get("XRAY_ASSETS_PATH")
+    """The operator's directory, and the lists beside the executable; all that is there where nothing else is.
+
+    And wherever lists are that are chosen, now or next.
+    """
+    configured, chosen = host.settings.get("XRAY_ASSETS_PATH"), host.choices.lists
     places = [executable.parent, *([Path(configured)] if configured else [])]
     # They may be links to where a package has them.
     found = [path.resolve() for place in places for path in place.glob("*.dat")]
     directories = [Path(configured).resolve()] if configured else []
+    directories += [chosen.parent] if chosen else []
     return [*found, *directories, *([executable.parent] if _is_an_installation(executable) else [])]
 
 
@@ -47,7 +51,9 @@ def files(executable: Executable, reloaded: bool) -> Files:
 def _environment(host: Host, executable: Path) -> dict[str, str]:
     configured = host.settings.get("XRAY_ASSETS_PATH")
     try:
-        directory = assets(Path(configured) if configured else None, executable, host.directory / "assets")
+        directory = assets(
+            Path(configured) if configured else None, executable, host.directory / "assets", host.choices.lists
+        )
     except OSError as error:
         raise CoreFailed(f"the core cannot have its lists of addresses: {error}") from error
     splice = {} if host.settings.get("XRAY_SPLICE") == "on" else {"XRAY_BUF_SPLICE": "disable"}

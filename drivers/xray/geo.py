@@ -27,13 +27,15 @@ def private_geoip() -> bytes:
     return GeoIpList(entry=[GeoIp(country_code="PRIVATE", cidr=cidrs)]).SerializeToString()
 
 
-def assets(configured: Path | None, executable: Path, private: Path) -> Path:
+def assets(configured: Path | None, executable: Path, private: Path, chosen: Path | None = None) -> Path:
     """The directory to use: the operator's, the executable's, or `private` with what either has and our geoip.dat.
 
-    Raises `OSError` where that cannot be made.
+    Lists that were `chosen` go before those, and are always in `private`: the others stay beside them. Raises `OSError`
+    where that cannot be made.
     """
-    candidates = [directory for directory in (configured, executable.parent) if directory and any(_lists(directory))]
-    if candidates and (candidates[0] / "geoip.dat").is_file():
+    places = chosen, configured, executable.parent
+    candidates = [directory for directory in places if directory and any(_lists(directory))]
+    if chosen is None and candidates and (candidates[0] / "geoip.dat").is_file():
         return candidates[0]
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
     wanted = {path.name: path.resolve() for directory in reversed(candidates) for path in _lists(directory)}

@@ -95,7 +95,7 @@ class XrayPlan(Planned[config.Plan]):
         return rules.balancers_of(self.made.base)
 
     async def rerouted(self, routing: Routing) -> XrayPlan:
-        xray, reactor = await self._installation.current(), self._host.reactor
+        xray, reactor = await self._installation.current(self._chosen), self._host.reactor
         text = await starting.read(reactor, "".join(rule.text for rule in routing.added), rules.text_of, routing)
         touched = await starting.read(reactor, text, files.asked, text, self._installation.paths)
         converted = b""
@@ -105,7 +105,7 @@ class XrayPlan(Planned[config.Plan]):
             )
         reading = self.made, routing, converted, text, xray.number, Allowed.of(self._host)
         made = await starting.read(reactor, text, config.rerouted, *reading)
-        return XrayPlan(self._host, self._installation, self._sharing, made, self._touched)
+        return XrayPlan(self._host, self._installation, self._sharing, made, self._touched, self._chosen)
 
     async def _led(self, run: XrayGeneration) -> None:
         """Have balancers lead where they are to. A configuration cannot say that."""

@@ -99,6 +99,10 @@ METHODS: tuple[Method, ...] = (
     Method("RemoveRoutingRule", "remove_routing_rule", ("DELETE",), "/routing/rules", needs_backend=True),
     Method("OverrideBalancerTarget", "override_balancer", ("PUT",), "/routing/balancer/override", needs_backend=True),
     Method("StreamEvents", "events", ("GET",), "/events", kind=Kind.EVENTS, scope=Scope.READ),
+    Method("UpdateCore", "update_core", ("PUT",), "/core/update"),
+    Method("UpdateGeoFiles", "update_geo_files", ("PUT",), "/geo/update"),
+    Method("UpdateNode", "update_node", ("PUT",), "/node/update"),
+    Method("GetJob", "job", ("GET",), "/jobs", scope=Scope.READ),
 )
 
 _SCOPES = {(verb, method.path): method.scope for method in METHODS for verb in method.verbs}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from typing import Protocol
 
 from twisted.internet.defer import ensureDeferred
 from twisted.python.failure import Failure
@@ -79,6 +80,18 @@ class Policy:
     grace: float = 30.0
 
 
+class Updates(Protocol):
+    """Brings in other versions of what is on the node: see `node.updates`. All raise `NodeError`."""
+
+    def core(self, request: service_pb2.UpdateCoreRequest) -> service_pb2.Job: ...
+
+    def geo(self, request: service_pb2.UpdateGeoFilesRequest) -> service_pb2.Job: ...
+
+    def node(self, request: service_pb2.UpdateNodeRequest) -> service_pb2.Job: ...
+
+    def get(self, request: service_pb2.JobRequest) -> service_pb2.Jobs: ...
+
+
 class Backend:
     """Everything that a controller can ask. Satisfies `node.api.calls.Backend`; METHODS names its coroutines."""
 
@@ -100,6 +113,7 @@ class Backend:
         self._policy = policy
         self._ring = ring
         self._drivers = drivers
+        self.updates: Updates | None = None
         self._system = system
         self._store = store
         self._generations = Generations()
@@ -302,6 +316,25 @@ class Backend:
         if len(request.names) > LISTED:
             raise InvalidRequest(f"more than {LISTED:,} names are asked for at once")
         return await self._limits.page(request)
+
+    # Updates
+
+    async def update_core(self, request: service_pb2.UpdateCoreRequest, _: Call) -> service_pb2.Job:
+        return self._jobs().core(request)
+
+    async def update_geo_files(self, request: service_pb2.UpdateGeoFilesRequest, _: Call) -> service_pb2.Job:
+        return self._jobs().geo(request)
+
+    async def update_node(self, request: service_pb2.UpdateNodeRequest, _: Call) -> service_pb2.Job:
+        return self._jobs().node(request)
+
+    async def job(self, request: service_pb2.JobRequest, _: Call) -> service_pb2.Jobs:
+        return self._jobs().get(request)
+
+    def _jobs(self) -> Updates:
+        if self.updates is None:
+            raise Unsupported("nothing can be updated here")
+        return self.updates
 
     # Routing
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
@@ -189,8 +189,7 @@ class Desired:
 
         Returns who cannot be used there.
         """
-        users = [User.FromString(packed) for packed in self.roster.users.values()]
-        roster, refused = await self.build(accepted, users)
+        roster, refused = await self.build(accepted, await self.users())
         before, self.accepted = self.roster, accepted
         self._install(roster)
         self._recorder.backend(*accepted.recorded, before, roster)
@@ -262,6 +261,11 @@ class Desired:
             held.roster.keep_out(roster.off)
         return refused
 
+    async def users(self) -> Sequence[User]:
+        """Those who are wanted now, in stored order, as they came."""
+        packed = list(self.roster.users.values())
+        return await self._in_pool(_unpacked, packed) if len(packed) > BUILD_INLINE else _unpacked(packed)
+
     async def read(self, users: Sequence[User]) -> Supplied:
         """These users, as far as nothing needs to be known of the backend."""
         return await self._in_pool(Supplied.of, users) if len(users) > BUILD_INLINE else Supplied.of(users)
@@ -317,6 +321,10 @@ class Desired:
 
     def _in_pool(self, function: Callable[..., T], *arguments: object) -> Deferred[T]:
         return deferToThreadPool(self._reactor, self._reactor.getThreadPool(), function, *arguments)
+
+
+def _unpacked(packed: Iterable[bytes]) -> list[User]:
+    return list(map(User.FromString, packed))
 
 
 def without_users(request: Backend) -> bytes:

@@ -41,6 +41,10 @@ class Probation:
         self._until = 0.0
         self._asking = Periodic("asking a new core whether it holds", self._ask, ASK, reactor)
 
+    @property
+    def under_way(self) -> bool:
+        return self._taken is not None
+
     def begin(self, run: Generation, before: Shares, accepted: Accepted, seconds: float | None = None) -> None:
         """This run took over from that one. An earlier one has ended."""
         self._taken = Taken(run, before, accepted)

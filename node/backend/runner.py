@@ -141,6 +141,43 @@ class Runner:
         await self._control.run(lambda settled: self._stop(grace, settled), core=True, final=True)
         await self.desired.recorded()
 
+    async def exchange(
+        self, core: str, use: Callable[[], None], back: Callable[[], None], due: Callable[[Generation], bool]
+    ) -> bool:
+        """Run what is accepted from other files: `use` has plans be made from them, `back` from those of before again.
+
+        They are of a driver of this name.
+
+        Nothing is changed before the core has read and accepted the configuration from them. Returns whether another
+        run has taken over for it: not where none runs, or the one that does is not `due`. Raises why that cannot be,
+        after `back`; what ran goes on then, or comes again.
+        """
+        took: list[bool] = []
+
+        async def work(settled: Settled) -> None:
+            accepted = self.accepted
+            use()
+            try:
+                runs = accepted is not None and accepted.driver.name == core
+                took.append(accepted is not None and runs and await self._exchange(accepted, due, settled))
+            except BaseException:
+                back()
+                raise
+
+        await self._control.run(work, core=True)
+        await self.desired.recorded()
+        return took[0]
+
+    @property
+    def on_probation(self) -> bool:
+        """Whether the run that took over last may still go back to the one before it."""
+        return self._supervisor.on_probation
+
+    @property
+    def returned(self) -> str:
+        """Why the run that took over last did not hold, if it did not."""
+        return self._supervisor.returned
+
     def inherit(self, recover: Callable[[Plan], Awaitable[Generation | None]]) -> None:
         """What is resumed may run already: the node's last program has left it."""
         self._replacement.recover = recover
@@ -260,6 +297,19 @@ class Runner:
         checking = self._in_time(self._check(wanted.runs), deadline)
         (roster, refused), _ = await both(self._build(wanted, users), checking)
         self._tell(await self._replace(wanted, roster, settled, deadline) + refused, wanted.plan.warnings)
+
+    async def _exchange(self, accepted: Accepted, due: Callable[[Generation], bool], settled: Settled) -> bool:
+        deadline = self._reactor.seconds() + START_TIMEOUT
+        request = Backend.FromString(accepted.request)
+        preparing = self._prepare(accepted.driver, request, accepted.fingerprint, accepted.routing)
+        wanted = await self._in_time(preparing, deadline)
+        await self._in_time(self._check(wanted.runs), deadline)
+        run = self._generations.current
+        if run is not None and self.status.running and not due(run):
+            return False
+        roster, refused = await self._build(wanted, await self.desired.read(await self.desired.users()))
+        self._tell(await self._replace(wanted, roster, settled, deadline) + refused, wanted.plan.warnings)
+        return True
 
     async def _meaning(self, driver: Driver, config: str) -> str:
         """The fingerprint of a configuration; of a long one it is made in the reactor's pool."""

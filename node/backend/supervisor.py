@@ -83,7 +83,7 @@ class Supervisor:
         self._watch = Watch(reactor, self._hung, self._repair)
         self._probation = Probation(reactor, generations, self._hung)
         # Why the run that took over last did not hold, if it did not.
-        self._returned = ""
+        self.returned = ""
         self._losses = dict.fromkeys(REASONS, 0)
         self._hanging: set[Generation] = set()
         # What was accepted when each of the runs served last.
@@ -97,12 +97,17 @@ class Supervisor:
     def warnings(self) -> list[str]:
         """What an operator should know about the runs: what is not watched, did not hold, or ended connections."""
         told = [f"the last change ended all connections: {obstacle}" for obstacle in self._replacement.obstacles]
-        return [*filter(None, [self._returned]), *told, *self._watch.warnings, *self._drain.warnings]
+        return [*filter(None, [self.returned]), *told, *self._watch.warnings, *self._drain.warnings]
 
     @property
     def happened(self) -> Happened:
         cut = self._cut + sum(map(_cut_by, self._generations.counting))
         return Happened(dict(self._losses), cut, self._drain.dropped, self._drain.connections)
+
+    @property
+    def on_probation(self) -> bool:
+        """Whether the current run may still go back to the one before it."""
+        return self._probation.under_way
 
     @property
     def ending(self) -> bool:
@@ -182,7 +187,7 @@ class Supervisor:
 
     def confirmed(self) -> None:
         """A controller wants what runs, or nothing: what did not hold is no news any more."""
-        self._returned = ""
+        self.returned = ""
 
     def rest(self) -> None:
         """No try is to come."""
@@ -271,8 +276,8 @@ class Supervisor:
             assert self._desired.accepted is not None
             other = taken.accepted.plan is not self._desired.accepted.plan
             if await self._gone_back(taken, other):
-                self._returned = f"the core that took over did not hold, and the one before it runs: {reason.text}"
-                self._status.enter(State.RUNNING, self._returned)
+                self.returned = f"the core that took over did not hold, and the one before it runs: {reason.text}"
+                self._status.enter(State.RUNNING, self.returned)
                 settled()
                 if other:
                     await self.settling.settle_start()

@@ -198,6 +198,28 @@ class Client:
         request = pb.GetLimitsRequest(after=after, limit=limit, names=names, off=off)
         return await self.call("GetLimits", pb.GetLimitsResponse, request)
 
+    # Updates
+
+    async def update_core(
+        self, core: pb.BackendType, version: str = "", sha256: str = "", back: bool = False
+    ) -> pb.Job:
+        """Have another release of a core, or the one before. The job goes on when this has returned: see `jobs`."""
+        request = pb.UpdateCoreRequest(type=core, version=version, sha256=sha256, back=back)
+        return await self.call("UpdateCore", pb.Job, request)
+
+    async def update_geo_files(self, files: Mapping[str, str] | None = None, back: bool = False) -> pb.Job:
+        """Have the newest geo files, these by name with their digests, or those before."""
+        named = [pb.GeoFile(name=name, sha256=digest) for name, digest in (files or {}).items()]
+        return await self.call("UpdateGeoFiles", pb.Job, pb.UpdateGeoFilesRequest(files=named, back=back))
+
+    async def update_node(self, version: str = "", sha256: str = "") -> pb.Job:
+        """Have another version of the node, or what is installed by now."""
+        return await self.call("UpdateNode", pb.Job, pb.UpdateNodeRequest(version=version, sha256=sha256))
+
+    async def jobs(self, identity: str = "") -> list[pb.Job]:
+        """The updates that the node knows, oldest first, or this one."""
+        return list((await self.call("GetJob", pb.Jobs, pb.JobRequest(id=identity))).jobs)
+
     # Routing
 
     async def routing_rules(self) -> pb.RoutingRulesResponse:

@@ -9,13 +9,14 @@ its own (`CountsOnline`, `MeasuresLatency`, `Routes` with `Reroutable`).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from twisted.internet.defer import Deferred
 
 from node.contract.accounts import Account, Accounts, Change, Refusal
+from node.contract.choices import Choices
 from node.contract.counters import Reading, Scope
 from node.contract.routing import Routing
 from node.logs import Log
@@ -38,7 +39,7 @@ _TELLING = ("panic:", "fatal error:", "Failed to start:", "FATAL")
 class Host:
     """What a driver is given: the reactor, a private directory (0700), the ring, its settings.
 
-    `withheld` are files and directories that no core reads, whatever else it may.
+    `withheld` are files and directories that no core reads, whatever else it may. `choices` may change.
     """
 
     reactor: Reactor
@@ -46,6 +47,7 @@ class Host:
     directory: Path
     settings: Mapping[str, str]
     withheld: Sequence[Path] = ()
+    choices: Choices = field(default_factory=Choices)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,9 @@ class Kind(Enum):
         Severity.ERROR,
         "The node goes on as it was: the next version could not take over, and why.",
     )
+    UPDATE_STEP = "update.step", Severity.INFO, "An update, a `job`, has come this far."
+    UPDATE_DONE = "update.done", Severity.INFO, "An update is in force: what there was `before` it, and `after`."
+    UPDATE_FAILED = "update.failed", Severity.ERROR, "An update is not in force, and why: what there was goes on."
     STOPPED = "backend.stopped", Severity.INFO, "No backend is wanted any more, and why."
     STARTING = "backend.starting", Severity.INFO, "A backend is on its way."
     RUNNING = "backend.running", Severity.INFO, "The backend serves."

@@ -23,6 +23,8 @@ COMMANDS: dict[str, str] = {
     "logs": "Log lines of the core and the node.",
     "top": "A live screen: the machine, and its busiest users.",
     "doctor": "What commonly goes wrong here or on a node, and what to do about it.",
+    "update": "Other versions while a node serves: core, geo, node.",
+    "jobs": "What became of updates.",
     "core": "The cores of this machine: install, list, use, update.",
     "certificate": "The certificate of this machine's node: show, make.",
     "key": "Keys of this machine's node: new, list, revoke.",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from node.errors import NodeError
 from node.upgrade import trampoline
 from node.upgrade.trampoline import VARIABLE, WAITING
 
@@ -27,7 +28,7 @@ PACKAGES = ("node", "drivers", "protos")
 PLUGIN = Path("twisted", "plugins", "node_plugin.py")
 
 
-class Refused(Exception):
+class Refused(NodeError):
     """There is no upgrade, and why: nothing has changed."""
 
 
@@ -50,9 +51,9 @@ class Tried(Protocol):
 
 
 class Try(Protocol):
-    """Runs a program to its end."""
+    """Runs a program to its end; with these modules before those that it finds."""
 
-    def __call__(self, command: Sequence[str], *, seconds: float) -> Awaitable[Tried]: ...
+    def __call__(self, command: Sequence[str], *, seconds: float, modules: Path | None = None) -> Awaitable[Tried]: ...
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,9 @@ class Program:
         """Have the way back, from when this program began; blocking. Raises `OSError`."""
         keep(self.kept)
 
-    async def test(self, run: Try) -> Successor:
+    async def test(self, run: Try, modules: Path | None = None) -> Successor:
         """Have it say whether it could take over. Raises `Refused`."""
-        tried = await run([*self.next, CHECK], seconds=TEST_SECONDS)
+        tried = await run([*self.next, CHECK], seconds=TEST_SECONDS, modules=modules)
         if tried.code != 0 or not tried.lines:
             said = "\n".join(tried.lines[-5:]) or f"it ended with {tried.code} and said nothing"
             raise Refused(f"the version on disk cannot take over: {said}")

@@ -116,6 +116,8 @@ class Succession:
         self._failed = ""
         self._commit: Callable[[], None] = lambda: None
         self._ending = False
+        # What is under way beside calls and cores, and would end with this version.
+        self.under_way: Callable[[], str] = lambda: ""
         self.ports: dict[str, Any] = {}
 
     # What this version takes over
@@ -136,6 +138,11 @@ class Succession:
     def lock(self) -> int | None:
         """The descriptor of the lock of the state directory, if the last version has left it."""
         return self._left.lock or None
+
+    @property
+    def outcome(self) -> str | None:
+        """Why this version runs again, if the next one failed; empty where it is that one, None where none was."""
+        return self._failed if self._left.format else None
 
     @property
     def cores(self) -> Collection[int]:
@@ -204,7 +211,9 @@ class Succession:
     # What it leaves
 
     def unsteady(self, several: bool) -> str:
-        return "the node is ending" if self._ending else self._backend.unsteady(several)
+        if self._ending:
+            return "the node is ending"
+        return f"there is an update of {subject}" if (subject := self.under_way()) else self._backend.unsteady(several)
 
     async def rehearse(self) -> None:
         await self._backend.rehearse()

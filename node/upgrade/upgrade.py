@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Protocol
 
 from twisted.internet.defer import ensureDeferred
@@ -61,11 +62,19 @@ class Upgrades:
 
     def ask(self) -> None:
         """Begin one, if none is under way."""
-        if not self._going:
-            self._going = True
-            ensureDeferred(self._upgrade()).addErrback(self._failed)
+        ensureDeferred(self.wanted()).addErrback(self._failed)
 
-    async def _upgrade(self) -> None:
+    async def test(self, modules: Path) -> str:
+        """Have the modules there say whether they could take over. Returns what they say. Raises `Refused`."""
+        if isinstance(self._program, str):
+            raise Refused(self._program)
+        return (await self._program.test(self._run, modules)).version
+
+    async def wanted(self) -> str:
+        """Begin one. Returns only if it cannot be, and why."""
+        if self._going:
+            return "one is under way already"
+        self._going = True
         try:
             if isinstance(self._program, str):
                 raise Refused(self._program)
@@ -75,14 +84,15 @@ class Upgrades:
                 await self._steady(successor.several, deadline)
                 await self._node.rehearse()
                 if not (reason := await self._node.succeed(self._program, successor)):
-                    return  # the process ends instead
+                    return ""  # the process ends instead
                 if self._reactor.seconds() > deadline:
                     raise Refused(f"{reason}; ask again later")
                 self.log.info("the upgrade waits: {reason}", reason=reason)
                 # Not at once: controllers had to come again for this try.
                 await deferLater(self._reactor, AGAIN)
-        except (Refused, NodeError) as refused:
+        except NodeError as refused:
             self._node.refuse(str(refused))
+            return str(refused)
         finally:
             self._going = False
 

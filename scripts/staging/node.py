@@ -29,6 +29,8 @@ TRAFFIC_INTERVAL = 0.1
 # For tests that follow each other faster than cores are deserted: no change of users waits for room for another core.
 ROOMY = {"DRAIN_GENERATIONS": "100"}
 _PORTS = ("REST_PORT", "GRPC_PORT", "SERVICE_PORT", "METRICS_PORT")
+# An address where nothing listens.
+NOWHERE = "http://127.0.0.1:1"
 _READY = 20.0
 _STOP = 20.0
 
@@ -41,8 +43,9 @@ class NodeProcess:
     At the end of the block the node is stopped, and `AssertionError` is raised if it or any process of its own is left.
     """
 
-    # How its process is made.
+    # How its process is made, and what runs it.
     child: ClassVar[type[Child]] = Child
+    program: Path = _TWISTD
 
     def __init__(
         self, directory: Path, *, through: Sequence[str] = (), twistd: Sequence[str] = (), **environment: str
@@ -86,7 +89,7 @@ class NodeProcess:
 
     def start(self) -> None:
         """Run the node and wait until its ports accept. Raises `AssertionError` with its output if they do not."""
-        argv = [*self._through, str(_TWISTD), "--nodaemon", "--pidfile=", *self._twistd, "node"]
+        argv = [*self._through, str(self.program), "--nodaemon", "--pidfile=", *self._twistd, "node"]
         self._child = self.child(argv, self.environment, directory=self.directory)
         ports = [int(self.environment[name]) for name in _PORTS if name in self.environment]
         self._child.ready(lambda: all(map(accepts, ports)), _READY, f"the node accepts on {ports}")
@@ -155,6 +158,10 @@ class NodeProcess:
             "XRAY_EXECUTABLE_PATH": str(self.core),
             "SING_BOX_EXECUTABLE_PATH": str(self.sing_box or ""),
             "TRAFFIC_INTERVAL": str(TRAFFIC_INTERVAL),
+            # Nobody fetches anything from elsewhere.
+            "GEO_URL": NOWHERE,
+            "XRAY_DOWNLOAD_URL": NOWHERE,
+            "SING_BOX_DOWNLOAD_URL": NOWHERE,
         }
 
     def _look(self) -> None:

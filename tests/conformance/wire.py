@@ -46,6 +46,10 @@ PATHS = {
     "AddRoutingRule": "PUT /routing/rules",
     "RemoveRoutingRule": "DELETE /routing/rules",
     "OverrideBalancerTarget": "PUT /routing/balancer/override",
+    "UpdateCore": "PUT /core/update",
+    "UpdateGeoFiles": "PUT /geo/update",
+    "UpdateNode": "PUT /node/update",
+    "GetJob": "GET /jobs",
     "StreamEvents": "GET /events",
 }
 _LACKING = ("404", "405", "501", "UNIMPLEMENTED")

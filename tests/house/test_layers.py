@@ -16,7 +16,10 @@ ROOT = Path(__file__).parents[2]
 
 # What the modules of each room may import of ours, beside their own room and `protos`: rooms, or single modules.
 ROOMS: dict[str, set[str]] = {
-    "node": {"node.contract.settings", "node.limits.defaults", "node.limits.wording", "node.limits.words"},
+    "node": {
+        *("node.contract.settings", "node.updates.policy"),
+        *("node.limits.defaults", "node.limits.wording", "node.limits.words"),
+    },
     "node.contract": {"node.aio", "node.errors", "node.logs", "node.reactor"},
     "node.machine": {"node.logs", "node.periodic", "node.reactor"},
     "node.state": {"node.contract", "node.logs", "node.reactor", "node.waiting"},
@@ -43,6 +46,10 @@ ROOMS: dict[str, set[str]] = {
     "node.door": {"node.http2", "node.logs", "node.repeated", "node.sockets", "node.waiting", "node.watching"},
     "node.transport": {"node.api", "node.door", "node.aio", "node.errors", "node.keyfile", "node.logs", "node.waiting"},
     "node.upgrade": {"node", "node.contract", "node.errors", "node.events", "node.logs", "node.reactor"},
+    "node.updates": {
+        *("node", "node.contract", "node.events", "node.errors", "node.logs", "node.periodic", "node.reactor"),
+        "node.secret_file",
+    },
     "node.client": {"node.api", "node.aio", "node.errors", "node.logs"},
     "node.nodectl": {"node", "node.aio", "node.client", "node.env_file", "node.errors", "node.logs", "node.reactor"}
     | {"node.settings", "node.nodectl.users", "node.secret_file", "node.keys", "node.keyfile", "node.certificate"}
@@ -310,7 +317,12 @@ OVER_REST = {"node.client.rest", "node.client.body", "node.client.way"}
         (["prometheus_client"], {"node.metrics.families", "node.metrics.pages"}),
         (["subprocess"], {"drivers.install.install", "drivers.install.wheels"}),
         (["sqlite3"], {"node.state.database", "node.state.schema"}),
-        (["urllib.request", "http.client"], {"drivers.install.archive", "drivers.install.install", "node.ready"}),
+        (
+            ["urllib.request", "http.client"],
+            {
+                *("drivers.install.archive", "drivers.install.fetch", "drivers.install.install", "node.ready"),
+            },
+        ),
         (
             ["click", "rich"],
             {name for name in modules() if within(name, "node.nodectl")},

@@ -85,6 +85,8 @@ SAMPLES = {
     "AddRoutingRule": service_pb2.AddRoutingRuleRequest(rule='{"domain": ["b.test"], "outboundTag": "block"}'),
     "RemoveRoutingRule": service_pb2.RemoveRoutingRuleRequest(rule_tag="x"),
     "OverrideBalancerTarget": service_pb2.OverrideBalancerTargetRequest(balancer_tag="both", target="block"),
+    "UpdateCore": service_pb2.UpdateCoreRequest(version="0.0"),
+    "UpdateNode": service_pb2.UpdateNodeRequest(version="0.0"),
 }
 """A request that succeeds, where the empty message does not."""
 
@@ -222,7 +224,7 @@ def varint(value: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    with NodeProcess(tmp_path_factory.mktemp("interface")) as node:
+    with NodeProcess(tmp_path_factory.mktemp("interface"), UPDATES="on") as node:
         yield node
 
 

@@ -10,11 +10,13 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from drivers.install.releases import SING_BOX, XRAY
 from drivers.registry import DRIVER_SETTINGS
 from node import deployed
 from node.limits.defaults import Defaults
 from node.settings import BadSettings, Settings, key_fault, load
 from node.tap import SETTINGS, Options
+from node.updates.policy import Policy
 
 KEY = "b831381d-6324-4d53-ad4f-8cda48b30811"
 
@@ -64,6 +66,7 @@ def test_nothing_but_a_key_is_needed(home: Path) -> None:
         drain_timeout=600,
         drain_generations=4,
         upgrade=False,
+        updates=Policy(),
         outlive=False,
         resume=True,
         traffic_interval=10,
@@ -85,7 +88,9 @@ def test_nothing_but_a_key_is_needed(home: Path) -> None:
             "CORE_ALLOW": "",
             "CORE_MEMORY": "",
             "SING_BOX_EXECUTABLE_PATH": "",
+            "SING_BOX_DOWNLOAD_URL": SING_BOX.url,
             "XRAY_EXECUTABLE_PATH": "",
+            "XRAY_DOWNLOAD_URL": XRAY.url,
             "XRAY_ASSETS_PATH": "",
             "XRAY_SPLICE": "off",
         },

@@ -77,7 +77,7 @@ class VersionTests(TestCase):
         path.write_text("#!/bin/sh\necho a warning >&2\necho Xray 26.3.27 and more\n")
         path.chmod(0o755)
         settings = {"XRAY_EXECUTABLE_PATH": str(path)}
-        found = await Installation(Host(reactor, LogRing(reactor, 10), directory, settings), XRAY).current()
+        found = await Installation(Host(reactor, LogRing(reactor, 10), directory, settings), XRAY).current(None)
         self.assertEqual((found.version, found.number), ("26.3.27", (26, 3, 27)))
 
 
@@ -102,7 +102,7 @@ class HandedOnTests(TestCase):
             self.asked += 1
             return Done(0, (), b"%d %s" % (self.asked, text))
 
-        return await of.answered(await of.current(), "convert", text, look)
+        return await of.answered(await of.current(None), "convert", text, look)
 
     async def handed_on(self) -> Common:
         old = self.installation()
@@ -119,8 +119,8 @@ class HandedOnTests(TestCase):
         new = self.installation()
         new.go_on(await self.handed_on())
         (self.directory / "core").write_text("#!/bin/sh\nexit 1\n")
-        os.utime(self.directory / "core", ns=(0, new.packed.installed.changed))
-        self.assertEqual((await new.version(), (await new.current()).number), ("26.3.27", (26, 3, 27)))
+        os.utime(self.directory / "core", ns=(0, new.packed.installed[0].changed))
+        self.assertEqual((await new.version(), (await new.current(None)).number), ("26.3.27", (26, 3, 27)))
         self.assertEqual([await self.answer(new, text) for text in (b"text", b"before")], [b"2 text", b"3 before"])
         new.look_again()
         self.settings["XRAY_EXECUTABLE_PATH"] = stand_in(self.directory / "other", "echo Xray 27.1.1 and more")

@@ -92,6 +92,14 @@ MESSAGES = {
     "OverrideBalancerTargetRequest": "balancer_tag=1 target=2",
     "EventsRequest": "since=1:uint64 epoch=2 kinds=3:*string follow=4:bool",
     "Event": "sequence=1:uint64 epoch=2 time=3:double kind=4 severity=5 text=6 fields=7:{string,string}",
+    "UpdateCoreRequest": "type=1:BackendType version=2 sha256=3 back=4:bool",
+    "GeoFile": "name=1 sha256=2",
+    "UpdateGeoFilesRequest": "files=1:*GeoFile back=2:bool",
+    "UpdateNodeRequest": "version=1 sha256=2",
+    "JobRequest": "id=1",
+    "Jobs": "jobs=1:*Job",
+    "Job": "id=1 kind=2 subject=3 state=4 text=5 fetched=6:uint64 total=7:uint64 began=8:double ended=9:double "
+    "before=10 after=11",
 }
 ENUMS = {
     "BackendType": {"XRAY": 0, "WIREGUARD": 1, "SING_BOX": 3},
@@ -134,6 +142,10 @@ OPERATIONS = {
     "RemoveRoutingRule": "RemoveRoutingRuleRequest -> Empty DELETE /routing/rules",
     "OverrideBalancerTarget": "OverrideBalancerTargetRequest -> Empty PUT /routing/balancer/override",
     "StreamEvents": "EventsRequest -> stream Event GET /events",
+    "UpdateCore": "UpdateCoreRequest -> Job PUT /core/update",
+    "UpdateGeoFiles": "UpdateGeoFilesRequest -> Job PUT /geo/update",
+    "UpdateNode": "UpdateNodeRequest -> Job PUT /node/update",
+    "GetJob": "JobRequest -> Jobs GET /jobs",
 }
 _TYPES = {
     getattr(FieldDescriptor, f"TYPE_{name.upper()}"): name
@@ -260,6 +272,7 @@ def test_what_works_without_a_backend() -> None:
     assert free == {
         *("Start", "Stop", "GetBaseInfo", "GetLogs", "StreamEvents"),
         *("GetSystemStats", "GetStats", "ListUsers", "SetLimits", "GetLimits"),
+        *("UpdateCore", "UpdateGeoFiles", "UpdateNode", "GetJob"),
     }
 
 

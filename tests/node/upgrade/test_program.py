@@ -85,7 +85,7 @@ def test_it_is_tried_first() -> None:
     asked = []
 
     def trying(tried: Tried) -> program.Try:
-        async def run(command: Sequence[str], *, seconds: float) -> Tried:
+        async def run(command: Sequence[str], *, seconds: float, modules: Path | None = None) -> Tried:
             asked.append(command)
             return tried
 

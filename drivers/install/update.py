@@ -1,0 +1,238 @@
+"""What a node has fetched for an update: `python -m drivers.install.update core|lists|wheel ...`.
+
+A program of its own, as `drivers.install` is: it blocks, needs nothing but the standard library, and what it brings is
+whole, has its digest, and has been tried, or is not there. Each line on stderr says what it does; the last line on
+stdout is its result. The proxy variables are heeded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import mkdtemp
+
+from drivers.install import archive
+from drivers.install.fetch import fetch, text
+from drivers.install.install import version_of
+from drivers.install.releases import CORES, Archive, Core, DigestMismatch, InstallError
+
+# What is being made, and what of downloads is not whole.
+NEW, PART = ".new-", ".part"
+# Seconds between two words on how far a download is.
+TELL = 0.5
+DIGEST = re.compile(r"[0-9a-f]{64}")
+_VERSION = re.compile(r"\d{1,5}(\.\d{1,5}){1,3}")
+_LIST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}\.dat")
+
+
+def release(name: str, version: str, sha256: str = "") -> Core:
+    """A release with its archive for this machine: the one known here, or one whose digest was named.
+
+    Raises `InstallError` for one without a digest, and `DigestMismatch` for another one than is known here.
+    """
+    if not _VERSION.fullmatch(version):
+        raise InstallError(f"{version!r} is no version, such as {CORES[name][0].version}")
+    if sha256 and not DIGEST.fullmatch(sha256):
+        raise InstallError("a digest is a SHA-256: 64 hexadecimal digits")
+    for core in CORES[name]:
+        if core.version == version and (own := core.archives.get(archive.cpu())):
+            if sha256 not in ("", own.sha256):
+                raise DigestMismatch(f"{core.label} has the SHA-256 {own.sha256}, and not the one that was named")
+            return core
+    if not sha256:
+        raise InstallError(f"no digest of {CORES[name][0].title} {version} is known here: name the archive's SHA-256")
+    newest = CORES[name][0]
+    known = archive.choose(newest)
+    here = Archive(
+        known.name.replace(newest.version, version),
+        sha256,
+        tuple(member.replace(newest.version, version) for member in known.members),
+    )
+    return replace(newest, version=version, archives={archive.cpu(): here}, package="", otherwise=())
+
+
+def bring_core(core: Core, url: str, into: Path) -> Path:
+    """The executable of a release, in a directory of its own below `into`. Raises `InstallError`."""
+    wanted = archive.choose(core)
+    place = into / f"{core.name}-{core.version}-{wanted.sha256[:8]}"
+    if not place.exists():
+        file = into / f"{wanted.sha256[:16]}-{wanted.name}"
+        _clear(into, file)
+        _bring(f"{url.rstrip('/')}/v{core.version}/{wanted.name}", wanted.sha256, file)
+        new = Path(mkdtemp(prefix=NEW, dir=into))
+        archive.unpack(file, wanted.members, new)
+        _try(core, new / core.executable)
+        _settle(new, place)
+        file.unlink()
+    else:
+        _try(core, place / core.executable)
+    return place / core.executable
+
+
+def _try(core: Core, executable: Path) -> None:
+    executable.chmod(0o755)
+    _say(f"trying {executable.name}")
+    found = version_of(core, executable)
+    if found != core.version:
+        raise InstallError(f"what was to be {core.label} says that it is {found}: it is not used")
+
+
+def bring_lists(wanted: Sequence[str], url: str, into: Path, kept: Path | None) -> Path:
+    """A directory below `into` with these lists, each `NAME` or `NAME=SHA256`, and the others of `kept`.
+
+    Where no digest is named it is what `NAME.sha256sum` beside the file says. Raises `InstallError`.
+    """
+    digests = {name: _digest_of(url, name, named) for name, _, named in (word.partition("=") for word in wanted)}
+    others = [path for path in sorted(kept.iterdir()) if path.name not in digests] if kept and kept.is_dir() else []
+    marks = [*(f"{name} {digest}" for name, digest in sorted(digests.items())), *map(_mark, others)]
+    place = into / hashlib.sha256("\n".join(sorted(marks)).encode()).hexdigest()[:16]
+    if place.exists():
+        return place
+    files = {name: into / f"{digest[:16]}-{name}" for name, digest in digests.items()}
+    _clear(into, *files.values())
+    for name, file in files.items():
+        _bring(f"{url.rstrip('/')}/{name}", digests[name], file)
+    new = Path(mkdtemp(prefix=NEW, dir=into))
+    for name, file in files.items():
+        file.replace(new / name)
+    for path in others:
+        shutil.copy2(path, new / path.name)
+    _settle(new, place)
+    return place
+
+
+def _mark(path: Path) -> str:
+    with path.open("rb") as file:
+        return f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def _digest_of(url: str, name: str, named: str) -> str:
+    if not _LIST.fullmatch(name):
+        raise InstallError(f"{name!r} is no name of a list, such as geoip.dat")
+    if named:
+        if not DIGEST.fullmatch(named):
+            raise InstallError(f"{name}: a digest is a SHA-256: 64 hexadecimal digits")
+        return named
+    beside = f"{url.rstrip('/')}/{name}.sha256sum"
+    found = DIGEST.match(text(beside))
+    if found is None:
+        raise InstallError(f"{beside} does not begin with a SHA-256: {name} cannot be verified")
+    return found[0]
+
+
+def bring_wheel(url: str, sha256: str, into: Path) -> Path:
+    """A wheel, by the last part of its address. Raises `InstallError`."""
+    if not DIGEST.fullmatch(sha256):
+        raise InstallError("a digest is a SHA-256: 64 hexadecimal digits")
+    file = into / url.rpartition("/")[2]
+    _clear(into, file)
+    _bring(url, sha256, file)
+    return file
+
+
+def _bring(url: str, sha256: str, file: Path) -> None:
+    if file.exists():
+        try:
+            archive.verify(file, sha256)
+        except DigestMismatch:
+            file.unlink()
+        else:
+            return
+    _say(f"fetching {url}")
+    fetch(url, sha256, file, _Teller().tell)
+    _say("verified")
+
+
+class _Teller:
+    """Says how far a download is, now and then."""
+
+    def __init__(self) -> None:
+        self._told = 0.0
+
+    def tell(self, done: int, total: int) -> None:
+        if (now := time.monotonic()) - self._told >= TELL or done == total:
+            self._told = now
+            _say(f"fetched {done} of {total} bytes")
+
+
+def _clear(into: Path, *kept: Path) -> None:
+    """What earlier ones left, but what these go on with."""
+    spared = {path.name for path in kept} | {f"{path.name}{PART}" for path in kept}
+    for path in into.iterdir():
+        if path.name.startswith(NEW):
+            shutil.rmtree(path)
+        elif path.is_file() and path.name not in spared:
+            path.unlink()
+
+
+def _settle(new: Path, place: Path) -> None:
+    """On disk first, then in its place: whole or not at all."""
+    for path in new.iterdir():
+        _sync(path)
+    new.chmod(0o700)
+    _sync(new)
+    new.rename(place)
+    _sync(place.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _say(words: str) -> None:
+    sys.stderr.write(f"{words}\n")
+    sys.stderr.flush()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command: what came of it is the last line on stdout; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m drivers.install.update", description=__doc__)
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    for kind in ("core", "lists", "wheel"):
+        one = kinds.add_parser(kind)
+        one.add_argument("--url", required=True)
+        one.add_argument("--into", type=Path, required=True)
+        if kind == "core":
+            one.add_argument("name", choices=sorted(CORES))
+            one.add_argument("version")
+        if kind == "lists":
+            one.add_argument("--kept", type=Path)
+            one.add_argument("names", nargs="+")
+        else:
+            one.add_argument("--sha256", default="")
+    chosen = parser.parse_args(argv)
+    try:
+        path = _brought(chosen)
+    except InstallError as error:
+        _say(str(error))
+        return 1
+    except OSError as error:
+        _say(f"cannot write below {chosen.into}: {error}")
+        return 1
+    sys.stdout.write(f"{path}\n")
+    return 0
+
+
+def _brought(chosen: argparse.Namespace) -> Path:
+    chosen.into.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if chosen.kind == "core":
+        return bring_core(release(chosen.name, chosen.version, chosen.sha256), chosen.url, chosen.into)
+    if chosen.kind == "lists":
+        return bring_lists(chosen.names, chosen.url, chosen.into, chosen.kept)
+    return bring_wheel(chosen.url, chosen.sha256, chosen.into)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

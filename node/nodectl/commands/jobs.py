@@ -1,0 +1,32 @@
+"""`nodectl jobs`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from node.nodectl.options import options
+from node.nodectl.output import Row
+from node.nodectl.running import Asked
+from node.nodectl.session import Session
+from node.nodectl.waiting import COLUMNS, rows
+from protos import service_pb2 as pb
+
+
+@click.command
+@options
+@click.argument("identity", metavar="[JOB]", required=False, default="")
+@click.pass_obj
+def command(session: Session, identity: str) -> None:
+    """The updates of each node, the newest last: what became of them, or how far they are."""
+
+    async def work(node: Asked) -> list[pb.Job]:
+        return await node.client.jobs(identity)
+
+    session.report(session.ask(work), COLUMNS, _rows)
+
+
+def _rows(jobs: list[pb.Job]) -> Iterator[Row]:
+    for job in jobs:
+        yield from rows(job)

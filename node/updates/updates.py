@@ -1,0 +1,185 @@
+"""What controllers ask of updates, and the one that comes by itself: newer lists, every so often."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+from node import __version__
+from node.contract.choices import Choices
+from node.contract.driver import Driver
+from node.errors import Forbidden, InvalidRequest, shown
+from node.events.journal import Tells
+from node.logs import LogRing
+from node.periodic import Periodic
+from node.reactor import PooledReactor
+from node.updates.chosen import Record
+from node.updates.cores import Cores
+from node.updates.jobs import DONE, FAILED, Jobs, Refused, Step
+from node.updates.lists import Lists
+from node.updates.policy import Policy, Sources
+from node.updates.program import Program
+from node.updates.tool import Run, Tool
+from node.updates.trial import Runner, Trial
+from protos import service_pb2 as pb
+
+CORE, GEO, NODE = "core", "geo", "node"
+# Files of one request.
+FILES = 8
+# Seconds between two looks at whether lists are due, and the part of the time between two by which nodes differ: not
+# all ask at the same moment.
+LOOK, SPREAD = 600.0, 0.1
+# Seconds until a look that failed is tried again.
+AGAIN = 3600.0
+ASK_FOR = "UPDATES=on lets keys of scope all replace programs of this node; without it nobody does"
+
+
+class Updates:
+    """Satisfies `node.api.operations.Updates`. `choices` are what `record` says, and change with it."""
+
+    def __init__(
+        self,
+        reactor: PooledReactor,
+        directory: Path,
+        *,
+        ring: LogRing,
+        journal: Tells,
+        policy: Policy,
+        sources: Sources,
+        drivers: Mapping[int, Driver],
+        runner: Runner,
+        record: Record,
+        choices: Choices,
+        run: Run,
+        environment: Mapping[str, str],
+        test: Callable[[Path], Awaitable[str]],
+        become: Callable[[], Awaitable[str]],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        tool, trial = Tool(run, environment, policy.proxy), Trial(reactor, runner)
+        self.jobs = Jobs(reactor, directory / "jobs", ring, journal, now)
+        self._policy = policy
+        self._drivers = drivers
+        self._record = record
+        self._now = now
+        self._cores = Cores(
+            *(reactor, directory / "cores", tool, trial, record, choices), sources.mirrors, sources.configured
+        )
+        self._lists = Lists(
+            *(reactor, directory / "geo", tool, trial, record, choices),
+            url=policy.lists_url,
+            configured=sources.lists_configured,
+            reads=lambda: drivers[sources.reads_lists],
+            now=now,
+        )
+        self._program = Program(reactor, directory / "node", tool, policy.program_url, test, become)
+        self._every = policy.lists_every * (1 + random.random() * SPREAD)  # noqa: S311 - no secret
+        self._looking = Periodic("looking for newer lists", self._look, LOOK, reactor)
+        self._asked = 0.0
+        self._left: list[pb.Job] = []
+
+    @property
+    def warnings(self) -> list[str]:
+        """What an operator should know of the schedule."""
+        return self._looking.warnings
+
+    # What is asked
+
+    def core(self, request: pb.UpdateCoreRequest) -> pb.Job:
+        """Raises `Forbidden` and `InvalidRequest`, as all of these."""
+        self._require(self._policy.programs, ASK_FOR)
+        driver = self._drivers.get(request.type)
+        if driver is None:
+            raise InvalidRequest(f"there is no driver for backend type {request.type}")
+        if request.back == bool(request.version):
+            raise InvalidRequest("either a version is named, or back is")
+        subject = f"{driver.name} {'back to the one before' if request.back else shown(request.version)[1:-1]}"
+
+        async def work(step: Step) -> None:
+            if request.back:
+                await self._cores.go_back(driver, step)
+            else:
+                await self._cores.update(driver, request.version, request.sha256.lower(), step)
+
+        return self._ask(CORE, subject, request.SerializeToString(deterministic=True), work)
+
+    def geo(self, request: pb.UpdateGeoFilesRequest) -> pb.Job:
+        self._require(self._policy.lists, "GEO_UPDATES=off: nobody replaces the geo files of this node")
+        if len(request.files) > FILES or (request.back and request.files):
+            raise InvalidRequest(f"either up to {FILES} files are named, or back is")
+        wanted = {file.name: file.sha256.lower() for file in request.files}
+
+        async def work(step: Step) -> None:
+            await (self._lists.go_back(step) if request.back else self._lists.update(wanted, step))
+
+        subject = "geo files back to those before" if request.back else "geo files"
+        return self._ask(GEO, subject, request.SerializeToString(deterministic=True), work)
+
+    def node(self, request: pb.UpdateNodeRequest) -> pb.Job:
+        self._require(self._policy.programs, ASK_FOR)
+
+        async def work(step: Step) -> None:
+            await self._program.update(request.version, request.sha256.lower(), step)
+
+        subject = f"txnode {shown(request.version)[1:-1] or 'as it is installed'}"
+        return self._ask(NODE, subject, request.SerializeToString(deterministic=True), work)
+
+    def get(self, request: pb.JobRequest) -> pb.Jobs:
+        """Raises `UnknownName`."""
+        return pb.Jobs(jobs=self.jobs.get(request.id))
+
+    def _ask(self, kind: str, subject: str, key: bytes, work: Callable[[Step], Awaitable[None]]) -> pb.Job:
+        return self.jobs.ask(kind, subject, key, work)
+
+    @staticmethod
+    def _require(allowed: bool, otherwise: str) -> None:
+        if not allowed:
+            raise Forbidden(otherwise)
+
+    # The process
+
+    def load(self) -> None:
+        """What an earlier program left; blocking, brief."""
+        self._left = self.jobs.load()
+
+    def begin(self, outcome: str | None) -> None:
+        """This program has come up. `outcome`: of an upgrade in place, None if it did not come by one."""
+        for job in self._left:
+            if job.kind == NODE:
+                self._settle(job, outcome)
+            else:
+                self.jobs.end(job, FAILED, "the node ended meanwhile: ask again")
+        self._left = []
+        if self._policy.lists_every and self._policy.lists:
+            self._looking.start()
+            self._look()
+
+    async def close(self) -> None:
+        self._looking.stop()
+        await self.jobs.close()
+
+    def _settle(self, job: pb.Job, outcome: str | None) -> None:
+        """What became of an update of the node by another program of it."""
+        if outcome == "" or (job.after and job.after == __version__):
+            job.after = __version__
+            self.jobs.end(job, DONE, f"{__version__} runs")
+            return
+        reason = outcome or "the node ended meanwhile: ask again"
+        if not job.after:
+            self.jobs.end(job, FAILED, reason)
+            return
+
+        async def put_back(step: Step) -> None:
+            await self._program.put_back(step)
+            raise Refused(reason)
+
+        self.jobs.end(job, FAILED, reason)
+        self.jobs.ask(NODE, f"txnode {__version__} back in its place", b"back", put_back)
+
+    def _look(self) -> None:
+        now = self._now()
+        if now - self._record.looked >= self._every and now - self._asked >= AGAIN:
+            self._asked = now
+            self.geo(pb.UpdateGeoFilesRequest())

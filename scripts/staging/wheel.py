@@ -1,0 +1,85 @@
+"""A wheel of the node as it is here, of any version, and an environment of its own in which it is installed."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import site
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[2]
+_PACKAGES = ("node", "drivers", "protos", "twisted")
+
+
+def wheel(version: str, added: Mapping[str, str] | None = None, needs: str = "twisted") -> bytes:
+    """The node's modules, of this version, with what is `added` at the end of some. It needs this distribution."""
+    info = f"txnode-{version}.dist-info"
+    files = dict(_modules())
+    files["node/__init__.py"] = f'__version__ = "{version}"\n'.encode()
+    for module, code in (added or {}).items():
+        files[module] += f"\n{code}\n".encode()
+    files[f"txnode-{version}.data/data/share/txnode/version"] = version.encode()
+    files[f"{info}/METADATA"] = (
+        f"Metadata-Version: 2.1\nName: txnode\nVersion: {version}\nRequires-Dist: {needs}\n".encode()
+    )
+    files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: staging\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files[f"{info}/entry_points.txt"] = b"[console_scripts]\nnodectl = node.nodectl.app:main\n"
+    rows = [f"{name},sha256={_digest(content)},{len(content)}" for name, content in files.items()]
+    files[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return packed.getvalue()
+
+
+class Environment:
+    """A virtual environment below `directory` with this wheel; all else it has from the one that runs this."""
+
+    def __init__(self, directory: Path, packed: bytes, version: str) -> None:
+        self.root = directory / "environment"
+        subprocess.run([sys.executable, "-m", "venv", self.root], check=True)
+        [self.modules] = self.root.glob("lib/python*/site-packages")
+        (self.modules / "others.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+        self.twistd = self.root / "bin" / "twistd"
+        self.twistd.write_text(f"#!{self.python}\nfrom twisted.scripts.twistd import run\nrun()\n")
+        self.twistd.chmod(0o755)
+        file = directory / f"txnode-{version}-py3-none-any.whl"
+        file.write_bytes(packed)
+        pip: list[str | Path] = [
+            self.python,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-index",
+            "--disable-pip-version-check",
+        ]
+        subprocess.run([*pip, file], check=True, cwd=directory)
+
+    @property
+    def python(self) -> Path:
+        return self.root / "bin" / "python"
+
+    @property
+    def installed(self) -> str:
+        """The version that is on disk, as its metadata have it."""
+        [info] = self.modules.glob("txnode-*.dist-info")
+        return info.name.removeprefix("txnode-").removesuffix(".dist-info")
+
+
+def _modules() -> Iterator[tuple[str, bytes]]:
+    for package in _PACKAGES:
+        for path in sorted((_ROOT / package).rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".cache":
+                yield str(path.relative_to(_ROOT)), path.read_bytes()
+
+
+def _digest(content: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()

@@ -1,0 +1,156 @@
+"""Another version of the node, fetched as a wheel and installed by pip while it serves; wrong ones change nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from protos import service_pb2 as pb
+from scripts.staging.controller import Controller, RestController, RpcController
+from scripts.staging.echo import EchoServer
+from scripts.staging.inbounds import Kind
+from scripts.staging.mirror import Mirror
+from scripts.staging.node import NodeProcess
+from scripts.staging.process import Child
+from scripts.staging.users import TestUser
+from scripts.staging.wait import until
+from scripts.staging.wheel import Environment, wheel
+from tests.conftest import Place, connection, gets_in, member, run, talking
+
+ANNA, BERT = (TestUser.new(f"{name}@test") for name in ("anna", "bert"))
+BEFORE, NEXT = "1.0.0", "1.0.1"
+
+
+class RealNode(NodeProcess):
+    """Not a copy of an interpreter: what it was run as it can be run as again."""
+
+    child = Child
+
+
+@pytest.fixture
+def mirror() -> Iterator[Mirror]:
+    with Mirror() as mirror:
+        yield mirror
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Environment:
+    return Environment(tmp_path, wheel(BEFORE, {"node/upgrade/program.py": "PATIENCE = 8.0"}), BEFORE)
+
+
+@pytest.fixture
+def node(tmp_path: Path, place: Environment, mirror: Mirror) -> Iterator[NodeProcess]:
+    node = RealNode(tmp_path, PYTHONPATH="", UPDATES="on", UPDATE_URL=mirror.url)
+    node.program = place.twistd
+    with node:
+        until(lambda: (node.state / "program" / "twisted").is_dir(), 10, "the way back is kept")
+        yield node
+
+
+@pytest.fixture(params=[RestController, RpcController], ids=["rest", "grpc"])
+def controller(request: pytest.FixtureRequest, node: NodeProcess) -> Iterator[Controller]:
+    with closing(request.param(node)) as controller:
+        yield controller
+
+
+@pytest.fixture
+def rest(node: NodeProcess) -> Iterator[Controller]:
+    with closing(RestController(node)) as controller:
+        yield controller
+
+
+@pytest.fixture
+def home(all_kinds: Mapping[str, Kind]) -> Place:
+    return Place(all_kinds["vless-raw"], "home")
+
+
+def ask(controller: Controller, version: str = "", sha256: str = "") -> pb.Job:
+    return controller.call("UpdateNode", pb.Job, pb.UpdateNodeRequest(version=version, sha256=sha256))
+
+
+def ended(controller: Controller, asked: pb.Job) -> pb.Job:
+    def job() -> pb.Job:
+        return controller.call("GetJob", pb.Jobs, pb.JobRequest(id=asked.id)).jobs[0]
+
+    until(lambda: job().state in ("done", "failed"), 60, "the update ends")
+    return job()
+
+
+def offered(mirror: Mirror, packed: bytes) -> str:
+    return mirror.put(f"/txnode-{NEXT}-py3-none-any.whl", packed)
+
+
+def test_it_is_updated(
+    controller: Controller, node: NodeProcess, place: Environment, mirror: Mirror, home: Place, echo: EchoServer
+) -> None:
+    """The process and its core are the same, nobody is dropped, and the job that began before ends after it."""
+    digest = offered(mirror, wheel(NEXT))
+    run(controller, [home], [member(ANNA, home), member(BERT, home)])
+    pid, core = node.pid, node.newest_core()
+    with connection(home, ANNA, echo) as link, talking(link):
+        done = ended(controller, ask(controller, NEXT, digest))
+        assert (done.state, done.before, done.after) == ("done", BEFORE, NEXT), done
+        assert (controller.info().version, place.installed) == (NEXT, NEXT)
+        assert gets_in(home, BERT, echo)
+        assert (node.pid, node.core_pids()) == (pid, [core])
+        again = ended(controller, ask(controller))
+        assert (again.state, again.after) == ("done", NEXT), again
+        assert node.core_pids() == [core]
+
+
+BREAK = "raise RuntimeError('broken on purpose')"
+_STARTS = f"\nclass Broken(NodeService):\n    def startService(self) -> None:\n        {BREAK}\nNodeService = Broken"
+_RECOVERS = f"async def recover(*_: object) -> None:\n    {BREAK}\nXrayPlan.recover = recover"
+WRONG = {
+    "another digest": (wheel(NEXT), "has the SHA-256"),
+    "what it needs is not there": (wheel(NEXT, needs="nothing-that-there-is"), "nothing-that-there-is"),
+    "raises at import": (wheel(NEXT, {"node/tap.py": BREAK}), "broken on purpose"),
+    "raises at start": (wheel(NEXT, {"node/tap.py": _STARTS}), "broken on purpose"),
+    "raises at the hand-over": (
+        wheel(NEXT, {"drivers/xray/plan.py": _RECOVERS}),
+        "broken on purpose",
+    ),
+    "does not come up": (
+        wheel(NEXT, {"node/tap.py": "import sys\nif '--check' not in sys.argv:\n    import time\n    time.sleep(60)"}),
+        "within 8 s",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_one_changes_nothing(
+    wrong: str, rest: Controller, node: NodeProcess, place: Environment, mirror: Mirror, home: Place, echo: EchoServer
+) -> None:
+    """Users notice nothing, the reason is told, and on disk is again what was there before: a restart runs it."""
+    packed, words = WRONG[wrong]
+    digest = offered(mirror, packed)
+    if wrong == "another digest":
+        digest = hashlib.sha256(b"another").hexdigest()
+    run(rest, [home], [member(ANNA, home), member(BERT, home)])
+    core = node.newest_core()
+    with connection(home, ANNA, echo) as link, talking(link):
+        failed = ended(rest, ask(rest, NEXT, digest))
+        assert failed.state == "failed" and re.search(words, failed.text), failed
+        assert rest.info().version == BEFORE
+        assert gets_in(home, BERT, echo)
+        until(lambda: place.installed == BEFORE, 20, "what was there before is there")
+        assert node.core_pids() == [core]
+    until(lambda: rest.call("GetJob", pb.Jobs, pb.JobRequest()).jobs[-1].state == "failed", 20, "nothing is under way")
+    node.stop()
+    node.start()
+    until(lambda: rest.info().running, 15, "it is resumed")
+    assert rest.info().version == BEFORE
+
+
+def test_a_node_of_a_clone_is_not_installed_over(tmp_path: Path, mirror: Mirror) -> None:
+    """What is there is somebody's work; it becomes what is there by now."""
+    with RealNode(tmp_path, UPDATES="on", UPDATE_URL=mirror.url) as node, closing(RestController(node)) as controller:
+        failed = ended(controller, ask(controller, NEXT, "0" * 64))
+        assert failed.state == "failed" and "clone" in failed.text
+        assert mirror.asked == []
+        assert ended(controller, ask(controller)).state == "done"
