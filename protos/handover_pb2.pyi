@@ -93,10 +93,42 @@ class Standing(_message.Message):
     def __init__(self, format: _Optional[int] = ..., run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
 
 class Common(_message.Message):
-    __slots__ = ("sharing",)
+    __slots__ = ("sharing", "installed", "answers")
     SHARING_FIELD_NUMBER: _ClassVar[int]
+    INSTALLED_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
     sharing: Sharing
-    def __init__(self, sharing: _Optional[_Union[Sharing, _Mapping]] = ...) -> None: ...
+    installed: _containers.RepeatedCompositeFieldContainer[Installed]
+    answers: _containers.RepeatedCompositeFieldContainer[Answer]
+    def __init__(self, sharing: _Optional[_Union[Sharing, _Mapping]] = ..., installed: _Optional[_Iterable[_Union[Installed, _Mapping]]] = ..., answers: _Optional[_Iterable[_Union[Answer, _Mapping]]] = ...) -> None: ...
+
+class Installed(_message.Message):
+    __slots__ = ("path", "configured", "setpriv", "changed", "version", "number", "lines", "chosen")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    CONFIGURED_FIELD_NUMBER: _ClassVar[int]
+    SETPRIV_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    configured: str
+    setpriv: str
+    changed: int
+    version: str
+    number: _containers.RepeatedScalarFieldContainer[int]
+    lines: _containers.RepeatedScalarFieldContainer[str]
+    chosen: str
+    def __init__(self, path: _Optional[str] = ..., configured: _Optional[str] = ..., setpriv: _Optional[str] = ..., changed: _Optional[int] = ..., version: _Optional[str] = ..., number: _Optional[_Iterable[int]] = ..., lines: _Optional[_Iterable[str]] = ..., chosen: _Optional[str] = ...) -> None: ...
+
+class Answer(_message.Message):
+    __slots__ = ("asked", "output")
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    asked: bytes
+    output: bytes
+    def __init__(self, asked: _Optional[bytes] = ..., output: _Optional[bytes] = ...) -> None: ...
 
 class Sharing(_message.Message):
     __slots__ = ("members", "led", "closed", "streams", "datagrams", "sessions", "reaches")

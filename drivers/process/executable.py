@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,7 +23,7 @@ from drivers.process.settings import ADOPT, CORE_MEMORY, executable_setting
 from drivers.process.spawn import Done, Spawner, by_setpriv, opened
 from node.contract.driver import Host
 from node.errors import CoreFailed
-from protos.handover_pb2 import File
+from protos.handover_pb2 import Answer, Common, File, Installed
 
 # Clean: nothing of the node's own reaches a core, its key least of all.
 ENVIRONMENT = {
@@ -32,6 +33,8 @@ ENVIRONMENT = {
     "GODEBUG": "multipathtcp=0",
 }
 
+# Asks an executable something.
+Look = Callable[[], Awaitable[Done]]
 # What operators are told of each file that is another one by now.
 CHANGED = "{} changed on disk; it is used when the core starts next"
 # … and of each that the core looks for again, and cannot read.
@@ -145,6 +148,11 @@ class Installation:
     assets: Callable[[Path], Collection[Path]] = lambda _: ()
     # By what was chosen; None for what is found.
     _known: dict[Path | None, Executable] = field(default_factory=dict)
+    # Of those that an earlier program of the node has found: there may be others by now.
+    _stale: set[Path | None] = field(default_factory=set)
+    # What it answered to an earlier program, and what it answers to this one for the next, if that is kept.
+    _answers: Mapping[bytes, bytes] = field(default_factory=dict)
+    _kept: dict[bytes, bytes] | None = None
 
     @property
     def _variable(self) -> str:
@@ -168,9 +176,10 @@ class Installation:
 
     async def version(self) -> str:
         """Of the executable to run now. Raises as `current`."""
-        known = self._known.get(self.chosen)
+        chosen = self.chosen
+        known = None if chosen in self._stale else self._known.get(chosen)
         if known is None or not known.path.is_file() or known.changed != known.path.stat().st_mtime_ns:
-            known = await self.current(self.chosen)
+            known = await self.current(chosen)
         return known.version
 
     async def current(self, chosen: Path | None) -> Executable:
@@ -178,9 +187,10 @@ class Installation:
 
         Raises `CoreFailed` with what to do if there is none.
         """
-        known = self._known.get(chosen)
+        known = None if chosen in self._stale else self._known.get(chosen)
         if known is None or not known.path.is_file():
             known = await self._found(chosen)
+            self._stale.discard(chosen)
         most = memory.allowed(self.host.settings.get(CORE_MEMORY.name, ""))
         lives_on = self.host.settings.get(ADOPT.name) == "on"
         spawner = replace(known.spawner, environment=self.environment(known.path), data=most, lives_on=lives_on)
@@ -191,6 +201,56 @@ class Installation:
             known = replace(await self._asked(known), changed=changed)
         self._known[chosen] = known
         return known
+
+    async def answered(self, executable: Executable, asked: str, text: bytes, look: Look) -> bytes:
+        """What the executable makes of this text; an earlier program may have asked. Raises what `look` raises."""
+        question = hashlib.sha256(f"{executable.path} {executable.changed} {asked}\n".encode() + text).digest()
+        output = self._answers.get(question)
+        output = (await look()).output if output is None else output
+        if self._kept is not None:
+            self._kept[question] = output
+        return output
+
+    def keep(self, kept: bool) -> None:
+        """Keep what is answered from here on for the next program of the node, or no more."""
+        self._kept = {} if kept else None
+
+    @property
+    def packed(self) -> Common:
+        """What the next program would ask."""
+        answers = [Answer(asked=asked, output=output) for asked, output in (self._kept or {}).items()]
+        return Common(answers=answers, installed=(self._left(*each) for each in self._known.items()))
+
+    def _left(self, chosen: Path | None, known: Executable) -> Installed:
+        return Installed(
+            path=str(known.path),
+            chosen=str(chosen or ""),
+            configured=self._configured,
+            setpriv=known.spawner.setpriv or "",
+            changed=known.changed or 0,
+            version=known.version,
+            number=known.number,
+            lines=known.lines,
+        )
+
+    def go_on(self, left: Common) -> None:
+        """Believe what an earlier program knew, until it is told to `look_again`."""
+        self._answers = {answer.asked: answer.output for answer in left.answers}
+        for each in left.installed:
+            number = tuple(each.number)
+            if each.configured == self._configured and number >= self.oldest:
+                spawner = Spawner(self.host.reactor, self.host.directory, ENVIRONMENT, each.setpriv or None)
+                found = Executable(Path(each.path), spawner, each.changed, each.version, number, tuple(each.lines))
+                self._known[Path(each.chosen) if each.chosen else None] = found
+
+    def look_again(self) -> None:
+        """There may be others by now, and they may have other answers."""
+        self._stale = set(self._known)
+        self._answers = {}
+
+    @property
+    def _configured(self) -> str:
+        return self.host.settings.get(self._variable, "")
 
     async def _found(self, chosen: Path | None) -> Executable:
         """Chosen, configured, on PATH or installed; it is looked for off the reactor's back."""

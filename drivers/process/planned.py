@@ -52,17 +52,24 @@ class Core:
         return await self._installation.version()
 
     async def leave(self) -> Together:
-        sharing = await self._sharing.leave()
-        return Together(Common(sharing=sharing).SerializeToString(), left.descriptors(sharing))
+        common = self._installation.packed
+        common.sharing.CopyFrom(await self._sharing.leave())
+        return Together(common.SerializeToString(), left.descriptors(common.sharing))
+
+    def rehearse(self, begin: bool) -> None:
+        self._installation.keep(begin)
 
     def go_on(self, packed: bytes) -> None:
+        common = Common.FromString(packed)
+        self._installation.go_on(common)
         try:
-            self._sharing.go_on(Common.FromString(packed).sharing)
+            self._sharing.go_on(common.sharing)
         except OSError as error:
             raise CoreFailed(f"the listeners of the cores cannot be had: {error}") from error
 
     def remain(self, pids: Collection[int]) -> None:
         self._sharing.remain(pids)
+        self._installation.look_again()
 
 
 class Planned(Generic[M]):

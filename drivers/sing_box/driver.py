@@ -22,9 +22,11 @@ class SingBox(Core):
 
     async def prepare(self, config_text: str, exclude: frozenset[str]) -> SingBoxPlan:
         chosen, directory = self._installation.chosen, self._host.directory
-        core = await self._installation.current(chosen)
-        done = await look(core, "format", stdin=config_text.encode(), output=1)
-        reading = config.plan, done.output, exclude, directory, counts(core), Allowed.of(self._host)
+        core, text = await self._installation.current(chosen), config_text.encode()
+        output = await self._installation.answered(
+            core, "format", text, lambda: look(core, "format", stdin=text, output=1)
+        )
+        reading = config.plan, output, exclude, directory, counts(core), Allowed.of(self._host)
         made = await starting.read(self._host.reactor, config_text, *reading)
         naming = files.asked, made.tree, self._installation.paths, core.unconfined
         touched = await starting.read(self._host.reactor, config_text, *naming)

@@ -27,8 +27,10 @@ class Xray(Core):
         xray = await self._installation.current(chosen)
         reactor, paths = self._host.reactor, self._installation.paths
         touched = await starting.read(reactor, text, files.asked, text, paths)
-        done = await look(xray.touching(touched), *CONVERT, stdin=text.encode())
-        reading = config.plan, done.output, text, exclude, xray.number, Allowed.of(self._host)
+        output = await self._installation.answered(
+            xray, "convert", text.encode(), lambda: look(xray.touching(touched), *CONVERT, stdin=text.encode())
+        )
+        reading = config.plan, output, text, exclude, xray.number, Allowed.of(self._host)
         made = await starting.read(reactor, text, *reading)
         await starting.read(reactor, text, files.check, made.base, paths, xray.unconfined)
         touched = replace(touched, ports=made.ports)

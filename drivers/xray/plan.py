@@ -102,8 +102,9 @@ class XrayPlan(Planned[config.Plan]):
         touched = await starting.read(reactor, text, files.asked, text, self._installation.paths)
         converted = b""
         if routing.added:
-            done = await look(xray.touching(touched), *CONVERT, stdin=text.encode())
-            converted = done.output
+            converted = await self._installation.answered(
+                xray, "convert", text.encode(), lambda: look(xray.touching(touched), *CONVERT, stdin=text.encode())
+            )
         reading = self.made, routing, converted, text, xray.number, Allowed.of(self._host)
         made = await starting.read(reactor, text, config.rerouted, *reading)
         return XrayPlan(self._host, self._installation, self._sharing, made, self._touched, self._chosen)

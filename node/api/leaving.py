@@ -48,11 +48,41 @@ class Leaving:
         self._heirs: Heirs | None = None
         # Counters by the mark of a run, where that was killed.
         self.booked: Mapping[str, Mapping[str, int]] = {}
+        self._together: LeavesAll | None = None
+        # What was asked for the next program is known there.
+        self._rehearsed: LeavesAll | None = None
 
     @property
     def inherits(self) -> bool:
         """Whether the node's last program has left something, to be taken over or not."""
         return self._heirs is not None
+
+    async def rehearse(self) -> None:
+        """Ask of the cores now, while all is served, what the next program would ask again.
+
+        Raises `InvalidConfig` and `CoreFailed` for a configuration that it could not go on with.
+        """
+        standing = self._runner.standing
+        if standing is None or not isinstance(standing.accepted.driver, LeavesAll):
+            return
+        self._forget()
+        self._rehearsed = standing.accepted.driver
+        self._rehearsed.rehearse(True)
+        again = [standing.accepted]
+        for each in standing.draining:
+            if not any(each.accepted.recorded == other.recorded for other in again):
+                again.append(each.accepted)
+        try:
+            for accepted in again:
+                await accepted.read_again()
+        except BaseException:
+            self._forget()
+            raise
+
+    def _forget(self) -> None:
+        if self._rehearsed is not None:
+            self._rehearsed.rehearse(False)
+            self._rehearsed = None
 
     async def leave(self, several: bool, go: Callable[[Handover], Awaitable[None]]) -> None:
         """Do `go` with what the next program needs to go on with the cores. Not done where there is none, or none that
@@ -67,7 +97,10 @@ class Leaving:
                 await self._traffic.read()
                 await self._leave(standing, several, go)
 
-        await self._runner.leave(then)
+        try:
+            await self._runner.leave(then)
+        finally:
+            self._forget()
 
     def _require_steady(self, several: bool) -> None:
         if reason := self._runner.unsteady(several):
@@ -107,17 +140,23 @@ class Leaving:
         """The node's last program has left these runs: the current one is what is resumed."""
         self._heirs = heirs
         driver = self._drivers.get(left.run.type)
-        together = driver if isinstance(driver, LeavesAll) else None
+        together = self._together = driver if isinstance(driver, LeavesAll) else None
+        fault: CoreFailed | None = None
+        try:
+            if together is not None:
+                together.go_on(left.together.packed)
+        except CoreFailed as error:
+            fault = error
 
         async def recover(plan: Plan) -> Generation | None:
             try:
+                if fault is not None:
+                    raise fault
                 if left.run.mark:
                     self._complete(left.run)
-                if together is not None:
-                    together.go_on(left.together.packed)
                 current, draining = await self._recovered(left, plan, heirs)
             except Exception as error:  # noqa: BLE001 - told: the program before goes on, or all is started anew
-                heirs.failed(_told(error))
+                self._failed(_told(error))
                 return None
             there = [*filter(None, [current]), *draining]
             pids = {each.left.pid for each in there}
@@ -144,8 +183,14 @@ class Leaving:
 
     def require_heir(self) -> None:
         """What was left has been taken by now, or never is."""
-        if self._heirs is not None and self._runner.disinherit():
-            self._heirs.failed(self._runner.status.reason or "there is no record of what runs")
+        if self._runner.disinherit():
+            self._failed(self._runner.status.reason or "there is no record of what runs")
+
+    def _failed(self, reason: str) -> None:
+        if self._heirs is not None:
+            self._heirs.failed(reason)
+        if self._together is not None:
+            self._together.remain(())
 
     async def _recovered(self, left: Handover, plan: Plan, heirs: Heirs) -> tuple[Recovered | None, list[Recovered]]:
         """The current run, and those that drain; not those that have ended, or cannot be gone on with."""

@@ -188,6 +188,10 @@ class Backend:
         """Why what runs could not be left to the node's next program now; empty if it could: see `Runner.unsteady`."""
         return self._runner.unsteady(several)
 
+    async def rehearse(self) -> None:
+        """Ask of the cores now what the next program would ask again: see `Leaving.rehearse`."""
+        await self._leaving.rehearse()
+
     async def leave(self, several: bool, go: Callable[[Handover], Awaitable[None]]) -> None:
         """Do `go` with what the next program needs to go on with the cores: see `Leaving.leave`."""
         await self._leaving.leave(several, go)

@@ -68,6 +68,13 @@ class Accepted:
         """Whether both are of the same configuration, which may have been prepared by different executables."""
         return self.fingerprint == other.fingerprint
 
+    async def read_again(self) -> None:
+        """Have the core read it once more. Raises as `Driver.prepare` and `Reroutable.rerouted`."""
+        request = Backend.FromString(self.request)
+        plan = await self.driver.prepare(request.config, frozenset(request.exclude_inbounds))
+        if self.rerouted is not None and isinstance(plan, Reroutable):
+            await plan.rerouted(self.routing)
+
     async def with_routing(self, routing: Routing) -> Accepted:
         """The same with these changes of its routing. Raises `Unsupported`, and what `Reroutable.rerouted` raises."""
         if routing == Routing():

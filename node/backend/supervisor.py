@@ -105,6 +105,11 @@ class Supervisor:
         return Happened(dict(self._losses), cut, self._drain.dropped, self._drain.connections)
 
     @property
+    def on_probation(self) -> bool:
+        """Whether the current run may still go back to the one before it."""
+        return self._probation.under_way
+
+    @property
     def ending(self) -> bool:
         """Whether a run ends, or is about to."""
         return bool(self._generations.ending) or self._drain.ending
@@ -133,11 +138,6 @@ class Supervisor:
         self._way_back = next((each for each in draining if each.way_back is not None), None)
         for each in draining:
             self._look_after(each.run)
-
-    @property
-    def on_probation(self) -> bool:
-        """Whether the current run may still go back to the one before it."""
-        return self._probation.under_way
 
     async def run(self, deadline: float) -> None:
         """Have what is accepted run, in the place of what ran. Raises what `Replacement.bring` raises."""

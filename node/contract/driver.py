@@ -440,6 +440,9 @@ class Driver(Protocol):
 class LeavesAll(Driver, Protocol):
     """A driver of a core that leaves its runs: see `Leaves`."""
 
+    def rehearse(self, begin: bool) -> None:
+        """Keep what the executable answers from here on, or no more: the next program would ask the same again."""
+
     async def leave(self) -> Together:
         """What it has of all its runs together, when these have been left."""
 

@@ -21,8 +21,9 @@ from node.repeated import Repeated
 # Seconds in which a client that acknowledges nothing, or takes nothing, counts as gone (tcp(7), TCP_USER_TIMEOUT).
 DEAD_AFTER = 30
 
-# Seconds between two looks at which requests are answered, for hands that are being shaken, and for the last bytes.
-LOOK, SHAKE, LAST = 0.01, 0.3, 0.1
+# Seconds between two looks at which requests are answered, for hands that are being shaken, and for the last bytes: of
+# an answer, or where nobody has asked anything lately.
+LOOK, SHAKE, LAST, SOON = 0.01, 0.3, 0.1, 0.03
 # Looks in a row at which nothing was under way, before that is believed: a call may be between two threads.
 QUIET = 5
 
@@ -70,7 +71,7 @@ class Connection:
     """One connection. Its one timer is armed for whatever is awaited from the client; none runs while we answer.
 
     `secured`: hands were shaken. `known`: the client has shown the key. `idle`: all its requests are answered. `over`:
-    nothing counts any more.
+    nothing counts any more. `since`: when it was made.
     """
 
     def __init__(self, connections: Connections, transport: Any) -> None:
@@ -87,6 +88,7 @@ class Connection:
         self.secured = False
         self.idle = False
         self.idle_since = 0.0
+        self.since = connections.reactor.seconds()
         self.relay: Relayed | None = None
         self.over = False
 
@@ -111,6 +113,10 @@ class Connection:
         """Everything is answered: have this done if nothing more is asked for long."""
         self.idle_since = self._connections.reactor.seconds()
         self.arm(self._connections.limits.idle, action, idle=True)
+
+    def rested(self, since: float) -> bool:
+        """Whether everything has been answered since then, if there was anything."""
+        return (self.idle and self.idle_since < since) or (not self.known and self.since < since)
 
     def cut(self) -> None:
         """End the connection at once, without a word."""
@@ -180,7 +186,9 @@ class Connections:
         not heard, and say it again. `idle`: nothing is being done for anybody; once that has been so for a moment, what
         is open on relays are streams that may last for ever.
         """
-        await self._until(lambda: all(each.secured for each in self), SHAKE)
+        # Who has not shaken hands for so long has no call under way.
+        early = self.reactor.seconds() - SHAKE
+        await self._until(lambda: all(each.secured or each.since < early for each in self), SHAKE)
         for each in self:
             if each.relay is not None:
                 each.relay.hold()
@@ -194,7 +202,9 @@ class Connections:
 
         await self._until(over, seconds)
         self._finished(streams=True, all_of_them=True)
-        await self._until(lambda: not len(self), LAST)
+        # Clients that have had their last answer for long may take their time with the end.
+        lately = self.reactor.seconds() - LAST
+        await self._until(lambda: not len(self), SOON if all(each.rested(lately) for each in self) else LAST)
 
     def _finished(self, streams: bool, all_of_them: bool = False) -> bool:
         """End those that have their answers, those of strangers, and `streams`. Whether nobody waits for an answer."""

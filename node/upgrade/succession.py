@@ -28,6 +28,8 @@ class Backend(Protocol):
 
     def unsteady(self, several: bool) -> str: ...
 
+    async def rehearse(self) -> None: ...
+
     async def leave(self, several: bool, go: Callable[[Handover], Awaitable[None]]) -> None: ...
 
     def inherit(self, left: Handover, heirs: Heirs) -> None: ...
@@ -143,14 +145,14 @@ class Succession:
         return self._left.lock or None
 
     @property
-    def cores(self) -> Collection[int]:
-        """The process numbers of the cores that go on."""
-        return [run.pid for run in (self._left.run, *self._left.draining) if run.pid]
-
-    @property
     def outcome(self) -> str | None:
         """Why this version runs again, if the next one failed; empty where it is that one, None where none was."""
         return self._failed if self._left.format else None
+
+    @property
+    def cores(self) -> Collection[int]:
+        """The process numbers of the cores that go on."""
+        return [run.pid for run in (self._left.run, *self._left.draining) if run.pid]
 
     def held(self, name: str, interface: str, port: int) -> int | None:
         """The descriptor that listens there already, to be duplicated: this one is for the way back."""
@@ -179,8 +181,9 @@ class Succession:
 
     def taken(self, pids: Collection[int]) -> None:
         if pids:
-            what = "the core" if len(pids) == 1 else f"{len(pids)} cores"
-            self._ring.event(f"txnode {__version__} goes on with {what}")
+            said = f"txnode {__version__} goes on with {'the core' if len(pids) == 1 else f'{len(pids)} cores'}"
+            self._ring.event(said)
+            self.log.info("{said}", said=said)
         if {*pids} != {*self.cores}:
             self._sweep(pids)
         self._come_up()
@@ -215,8 +218,10 @@ class Succession:
     def unsteady(self, several: bool) -> str:
         if self._ending:
             return "the node is ending"
-        subject = self.under_way()
-        return f"there is an update of {subject}" if subject else self._backend.unsteady(several)
+        return f"there is an update of {subject}" if (subject := self.under_way()) else self._backend.unsteady(several)
+
+    async def rehearse(self) -> None:
+        await self._backend.rehearse()
 
     async def succeed(self, program: Program, successor: Successor) -> str:
         for port in self.ports.values():

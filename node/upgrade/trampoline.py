@@ -8,6 +8,7 @@ program before. Nothing of the node's own is imported here, for that may be what
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -59,6 +60,8 @@ def main() -> None:
 
     signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, words["patience"])
+    # Nothing is garbage yet. The program looks for some when it has its modules.
+    gc.disable()
     # As if it had been executed by itself: it may look how to be executed again.
     sys.orig_argv, sys.argv, sys.path[0] = program, program[1:], os.path.dirname(program[1])  # noqa: PTH120
     try:

@@ -29,6 +29,9 @@ class Node(Protocol):
     def unsteady(self, several: bool) -> str:
         """Why that cannot be now; empty if it can. `several`: to a program that can go on with more than one core."""
 
+    async def rehearse(self) -> None:
+        """Do what can be done before that, while all is served. Raises `NodeError` for what stands against it."""
+
     async def succeed(self, program: Program, successor: Successor) -> str:
         """Leave everything, and become that program. Returns only if that cannot be now, and why: all goes on then."""
 
@@ -79,6 +82,7 @@ class Upgrades:
             deadline = self._reactor.seconds() + STEADY
             while True:
                 await self._steady(successor.several, deadline)
+                await self._node.rehearse()
                 if not (reason := await self._node.succeed(self._program, successor)):
                     return ""  # the process ends instead
                 if self._reactor.seconds() > deadline:

@@ -62,22 +62,27 @@ def controller(real: NodeProcess) -> Iterator[Controller]:
 class House:
     """An inbound that is in each configuration, beside another one in each."""
 
-    def __init__(self, node: NodeProcess, controller: Controller, kind: Kind, ground: Ground) -> None:
-        self._node, self._controller, self._kind, self._ground = node, controller, kind, ground
-        self.home = Place(kind, "home", ground=ground)
+    def __init__(self, node: NodeProcess, controller: Controller, kinds: Mapping[str, Kind], ground: Ground) -> None:
+        self._node, self._controller, self._kind, self._ground = node, controller, kinds["vless-raw"], ground
+        self.home = Place(self._kind, "home", ground=ground)
+        # By UDP: sessions, and datagrams that stand for themselves.
+        self.quic, self.loose = (
+            Place(kinds[name], name, ground=ground) for name in ("hysteria2", "shadowsocks-2022-aes-128")
+        )
         self._numbers = itertools.count()
 
-    def start(self, *people: TestUser) -> int:
+    def start(self, *people: TestUser, udp: bool = False) -> int:
         """Another configuration: what ran drains. Returns the core that serves now."""
         before, other = runs(self._node), Place(self._kind, f"other-{next(self._numbers)}", ground=self._ground)
-        run(self._controller, [self.home, other], [member(person, self.home) for person in people])
+        places = [self.home, *([self.quic, self.loose] if udp else [])]
+        run(self._controller, [*places, other], [member(person, *places) for person in people])
         (new,) = runs(self._node) - before
         return new
 
 
 @pytest.fixture
 def house(real: NodeProcess, controller: Controller, all_kinds: Mapping[str, Kind], ground: Ground) -> House:
-    return House(real, controller, all_kinds["vless-raw"], ground)
+    return House(real, controller, all_kinds, ground)
 
 
 def running(controller: Controller) -> None:
@@ -159,6 +164,26 @@ def test_no_byte_is_lost_or_counted_twice(
     until(lambda: len(runs(real)) == 1, GONE, "the old core ends")
     assert told()
     assert 0 <= traffic(controller.stats(Inbounds))["home"]["downlink"] - 8 * MIB < 100_000
+
+
+def test_what_comes_by_udp(real: NodeProcess, house: House, controller: Controller, echo: EchoServer) -> None:
+    """Whoever has a session keeps it, all others meet the core that serves, and the next one takes over from it."""
+    house.start(ANNA, BERT, CARL, udp=True)
+    with connection(house.home, ANNA, echo) as link, talking(link):
+        house.start(ANNA, BERT, CARL, udp=True)
+        for _ in range(2):
+            with connection(house.quic, ANNA, echo) as session, talking(session):
+                upgrade(real)
+                running(controller)
+                assert gets_in(house.quic, BERT, echo) and gets_in(house.loose, BERT, echo)
+        new = house.start(ANNA, BERT, udp=True)
+        for place in (house.quic, house.loose):
+            assert gets_in(place, BERT, echo) and stays_out(place, CARL, echo)
+        upgrade(real)
+        running(controller)
+        assert gets_in(house.quic, BERT, echo)
+    only(real, new)
+    assert gets_in(house.quic, BERT, echo)
 
 
 def test_who_is_removed(real: NodeProcess, house: House, controller: Controller, echo: EchoServer) -> None:

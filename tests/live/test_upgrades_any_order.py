@@ -13,19 +13,20 @@ from pathlib import Path
 import psutil
 import pytest
 
+from scripts.staging import transfer
 from scripts.staging.controller import RpcController
 from scripts.staging.cover import CoverServer
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import Kind
 from scripts.staging.node import NodeProcess
 from scripts.staging.wait import until
-from tests.conftest import Place, control, settled
+from tests.conftest import Place, connection, control, settled
 from tests.harness.grounds import Ground
 from tests.harness.upgraded import RealNode
 from tests.live.test_limits_any_order import Chaos, agree
 
-# Seconds between two upgrades.
-PAUSE = 0.7
+# Seconds between two upgrades, for which a connection stays, and for which a core drains at most.
+PAUSE, STAY, DRAIN = 0.7, 2.5, 4
 
 
 class Upgraded(Chaos):
@@ -35,6 +36,18 @@ class Upgraded(Chaos):
         os.kill(self._node.pid, signal.SIGUSR2)
         time.sleep(PAUSE)
 
+    def stay(self) -> None:
+        """A connection that a core has yet when others have taken its place."""
+        with connection(self._place, self.person(), self._echo) as link:
+            until = time.monotonic() + STAY
+            while time.monotonic() < until:
+                transfer.echo(link, bytes(1000))
+
+
+def goes_on(node: NodeProcess) -> int:
+    """How many of them went on with more than one core."""
+    return sum(" goes on with " in line and line.endswith(" cores") for line in node.lines)
+
 
 def upgrades(node: NodeProcess) -> int:
     """How many there were."""
@@ -43,7 +56,7 @@ def upgrades(node: NodeProcess) -> int:
 
 @pytest.fixture
 def real(tmp_path: Path) -> Iterator[NodeProcess]:
-    with RealNode(tmp_path, DRAIN_TIMEOUT="1") as node:
+    with RealNode(tmp_path, DRAIN_TIMEOUT=str(DRAIN)) as node:
         yield node
 
 
@@ -66,25 +79,28 @@ def test_all_agree_at_the_end(
         with settled([place], cover):
             chaos.start()
         held = psutil.Process(pid).num_fds()
-        # While cores drain an upgrade waits: there are few Starts.
-        words = {chaos.set_limits: 20, chaos.sync_one: 20, chaos.remove_and_add: 8, chaos.sync_all: 8, chaos.start: 1}
-        with ThreadPoolExecutor(3) as pool:
+        words = {chaos.set_limits: 10, chaos.sync_one: 10, chaos.remove_and_add: 4, chaos.sync_all: 4, chaos.start: 1}
+        with ThreadPoolExecutor(4) as pool:
             done = [
                 pool.submit(chaos.act, words),
                 pool.submit(rest.act, {rest.set_limits: 5, rest.carry: 3, **({rest.kill_core: 1} if crashes else {})}),
                 pool.submit(rest.act, {rest.upgrade: 1}),
+                pool.submit(rest.act, {rest.stay: 1}),
             ]
             for each in done:
                 each.result()
         until(lambda: controller.info().running, 60, "the core is there")
         until(lambda: agree(real, controller, place), 30, "core and memory agree")
-        until(lambda: len(real.core_pids()) == 1, 20, "there is one core")
+        until(lambda: len(real.core_pids()) == 1, DRAIN + 20, "there is one core")
+        assert not [line for line in real.lines if "Traceback" in line]
+        print(f"{upgrades(real) - 1} upgrades, of them {goes_on(real)} with several cores")
+        assert goes_on(real) > 0
         before = upgrades(real)
         chaos.upgrade()
         until(lambda: upgrades(real) > before and controller.info().running, 60, "another upgrade")
         until(lambda: agree(real, controller, place), 30, "core and memory agree")
         assert real.pid == pid and psutil.Process(pid).is_running()
-        assert len(real.core_pids()) == 1
+        until(lambda: len(real.core_pids()) == 1, DRAIN + 20, "there is one core")
         until(lambda: psutil.Process(pid).num_fds() <= held + 5, 20, "no descriptor is left over")
         real.kill()
         real.start()

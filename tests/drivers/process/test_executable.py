@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -12,12 +13,16 @@ from typing import Any
 import psutil
 import pytest
 from twisted.internet import reactor as installed
+from twisted.internet.defer import Deferred
 from twisted.trial.unittest import TestCase
 
 from drivers.install.releases import XRAY
 from drivers.process.executable import Installation
+from drivers.process.spawn import Done
 from node.contract.driver import Host
+from node.errors import CoreFailed
 from node.logs import LogRing
+from protos.handover_pb2 import Common
 from scripts.staging.sing_box import BUILDS, find_sing_box
 from scripts.staging.wait import until
 
@@ -74,6 +79,76 @@ class VersionTests(TestCase):
         settings = {"XRAY_EXECUTABLE_PATH": str(path)}
         found = await Installation(Host(reactor, LogRing(reactor, 10), directory, settings), XRAY).current(None)
         self.assertEqual((found.version, found.number), ("26.3.27", (26, 3, 27)))
+
+
+class HandedOnTests(TestCase):
+    """What an executable has answered to an earlier program of the node."""
+
+    timeout = 20
+
+    def setUp(self) -> None:
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.directory = Path(temporary.name)
+        self.asked = 0
+        self.settings = {"XRAY_EXECUTABLE_PATH": stand_in(self.directory / "core", "echo Xray 26.3.27 and more")}
+
+    def installation(self, oldest: tuple[int, ...] = ()) -> Installation:
+        host = Host(reactor, LogRing(reactor, 10), self.directory, self.settings)
+        return Installation(host, XRAY, oldest=oldest)
+
+    async def answer(self, of: Installation, text: bytes) -> bytes:
+        async def look() -> Done:
+            self.asked += 1
+            return Done(0, (), b"%d %s" % (self.asked, text))
+
+        return await of.answered(await of.current(None), "convert", text, look)
+
+    async def handed_on(self) -> Common:
+        old = self.installation()
+        await self.answer(old, b"before")
+        old.keep(True)
+        await self.answer(old, b"text")
+        found = Common.FromString(old.packed.SerializeToString())
+        old.keep(False)
+        self.assertEqual(old.packed.answers, [])
+        return found
+
+    async def test_nothing_is_asked_again(self) -> None:
+        """Of what was asked for the next one, until that has taken over: then it looks for itself."""
+        new = self.installation()
+        new.go_on(await self.handed_on())
+        (self.directory / "core").write_text("#!/bin/sh\nexit 1\n")
+        os.utime(self.directory / "core", ns=(0, new.packed.installed[0].changed))
+        self.assertEqual((await new.version(), (await new.current(None)).number), ("26.3.27", (26, 3, 27)))
+        self.assertEqual([await self.answer(new, text) for text in (b"text", b"before")], [b"2 text", b"3 before"])
+        new.look_again()
+        self.settings["XRAY_EXECUTABLE_PATH"] = stand_in(self.directory / "other", "echo Xray 27.1.1 and more")
+        self.assertEqual(await new.version(), "27.1.1")
+        self.assertEqual(await self.answer(new, b"text"), b"4 text")
+
+    async def test_another_file(self) -> None:
+        """It is asked, whatever the one before it said."""
+        new = self.installation()
+        new.go_on(await self.handed_on())
+        stand_in(self.directory / "core", "echo Xray 27.1.1 and more")
+        os.utime(self.directory / "core", ns=(0, 1))
+        self.assertEqual(await new.version(), "27.1.1")
+        self.assertEqual(await self.answer(new, b"text"), b"3 text")
+
+    async def test_another_word_of_the_operators(self) -> None:
+        """What that names is looked for."""
+        common = await self.handed_on()
+        self.settings = {"XRAY_EXECUTABLE_PATH": stand_in(self.directory / "other", "echo Xray 27.1.1 and more")}
+        new = self.installation()
+        new.go_on(common)
+        self.assertEqual(await new.version(), "27.1.1")
+
+    async def test_one_that_is_too_old(self) -> None:
+        """A version of the node that needs a newer one says so."""
+        new = self.installation(oldest=(27,))
+        new.go_on(await self.handed_on())
+        await self.assertFailure(Deferred.fromCoroutine(new.version()), CoreFailed)
 
 
 @pytest.mark.core

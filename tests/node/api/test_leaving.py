@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import Deferred, ensureDeferred, fail
 from twisted.internet.task import Clock
 
 from node.api.leaving import Leaving
@@ -68,6 +68,7 @@ class LeavingDriver(SharingDriver):
     def __init__(self, clock: Clock | None = None) -> None:
         super().__init__(clock)
         self.there: Sequence[int] | None = None
+        self.rehearsals: list[bool] = []
 
     async def prepare(self, config_text: str, exclude: frozenset[str]) -> LeavingPlan:
         made = await super().prepare(config_text, exclude)
@@ -75,6 +76,9 @@ class LeavingDriver(SharingDriver):
 
     async def leave(self) -> Together:
         return Together(b"together", [99])
+
+    def rehearse(self, begin: bool) -> None:
+        self.rehearsals.append(begin)
 
     def go_on(self, packed: bytes) -> None:
         assert packed == b"together"
@@ -297,6 +301,34 @@ class Upgrades(LeavingTests):
         old = Handover(run=Run(pid=handover.run.pid, core=handover.run.core), together=handover.together)
         self.next_program(old, "a", ANN)
         self.assertEqual((self.current, self.generations.draining), (run, ()))
+
+
+class Rehearsals(LeavingTests):
+    def setUp(self) -> None:
+        super().setUp()
+        for words in ("a", "a x", "a y"):
+            self.started(words, ANN)
+
+    def test_what_is_read_again(self) -> None:
+        """Each configuration once, and nothing is kept when all is left or could not be."""
+        prepared: list[str] = []
+        prepare = self.driver.prepare
+
+        async def told(config_text: str, exclude: frozenset[str]) -> LeavingPlan:
+            prepared.append(config_text)
+            return await prepare(config_text, exclude)
+
+        self.patch(self.driver, "prepare", told)
+        self.successResultOf(ensureDeferred(self.leaving.rehearse()))
+        self.assertEqual((prepared, self.driver.rehearsals), (["a y", "a", "a x"], [True]))
+        self.successResultOf(self.leave())
+        self.assertEqual(self.driver.rehearsals, [True, False])
+
+    def test_one_that_is_refused(self) -> None:
+        """There is no upgrade then, before anything has happened."""
+        self.patch(self.driver, "prepare", lambda *_: fail(CoreFailed("it cannot be read")))
+        self.failureResultOf(ensureDeferred(self.leaving.rehearse()), CoreFailed)
+        self.assertEqual(self.driver.rehearsals, [True, False])
 
 
 class Waits(LeavingTests):
