@@ -102,7 +102,7 @@ METHODS: tuple[Method, ...] = (
     Method("UpdateCore", "update_core", ("PUT",), "/core/update"),
     Method("UpdateGeoFiles", "update_geo_files", ("PUT",), "/geo/update"),
     Method("UpdateNode", "update_node", ("PUT",), "/node/update"),
-    Method("GetJob", "job", ("GET",), "/jobs", scope=Scope.READ),
+    Method("GetJob", "jobs", ("GET",), "/jobs", scope=Scope.READ),
 )
 
 _SCOPES = {(verb, method.path): method.scope for method in METHODS for verb in method.verbs}

@@ -328,7 +328,7 @@ class Backend:
     async def update_node(self, request: service_pb2.UpdateNodeRequest, _: Call) -> service_pb2.Job:
         return self._jobs().node(request)
 
-    async def job(self, request: service_pb2.JobRequest, _: Call) -> service_pb2.Jobs:
+    async def jobs(self, request: service_pb2.JobRequest, _: Call) -> service_pb2.Jobs:
         return self._jobs().get(request)
 
     def _jobs(self) -> Updates:

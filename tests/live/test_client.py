@@ -226,6 +226,18 @@ async def limited(client: Client) -> None:
     assert not (await client.get_limits()).users
 
 
+async def updates(client: Client) -> None:
+    """Programs are nobody's to replace here; a job tells what became of it."""
+    for refused in (client.update_core(pb.XRAY, "26.9.30"), client.update_node()):
+        with pytest.raises(errors.Forbidden, match="UPDATES=on"):
+            await refused
+    job = await client.update_geo_files({"geoip.dat": "0" * 64})
+    while job.state not in ("done", "failed"):
+        (job,) = await client.jobs(job.id)
+    assert job.state == "failed" and "Connection refused" in job.text
+    assert job.id in [each.id for each in await client.jobs()]
+
+
 WORK: dict[str, Work[None]] = {
     "start": lifecycle,
     "stop": lifecycle,
@@ -250,6 +262,10 @@ WORK: dict[str, Work[None]] = {
     "remove_routing_rule": rules,
     "override_balancer": balancers,
     "events": events,
+    "update_core": updates,
+    "update_geo_files": updates,
+    "update_node": updates,
+    "jobs": updates,
 }
 
 
