@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThreadPool
 
 from node.contract.choices import Choices
@@ -49,11 +50,14 @@ class Cores:
         name = driver.name
         step.say("looking what there is", before=await _version(driver))
         words = ["core", name, version, "--url", self._mirrors[name], "--into", str(self._directory)]
-        path = await self._tool.bring(step, *words, *([f"--sha256={sha256}"] if sha256 else []))
-        if self._choices.executables.get(name) == path:
-            step.conclude(f"{version} is what runs already", version)
-            return
-        await self._choose(driver, path, step)
+        try:
+            path = await self._tool.bring(step, *words, *([f"--sha256={sha256}"] if sha256 else []))
+            if self._choices.executables.get(name) == path:
+                step.conclude(f"{version} is what runs already", version)
+                return
+            await self._choose(driver, path, step)
+        finally:
+            await self._in_pool(lambda: self._clear(name))
 
     async def go_back(self, driver: Driver, step: Step) -> None:
         """Have the one before run. Raises `Refused`."""
@@ -78,13 +82,15 @@ class Cores:
         took = await self._trial.bring_in(name, lambda: choose(path), lambda: choose(before))
         earlier = self._record.by_name.get(name, NOTHING)
         self._record.by_name[name] = earlier.then(str(path or ""), self._configured.get(name, ""))
-        await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), self._keep, name)
+        await self._in_pool(self._record.save)
         version = await _version(driver)
         step.conclude(f"{version} runs" if took else f"{version} is what starts next", version)
 
-    def _keep(self, name: str) -> None:
-        """What was chosen is on disk, and releases that nobody goes back to are not any more. Blocking."""
-        self._record.save()
+    def _in_pool(self, work: Callable[[], None]) -> Deferred[None]:
+        return deferToThreadPool(self._reactor, self._reactor.getThreadPool(), work)
+
+    def _clear(self, name: str) -> None:
+        """Releases that nobody goes back to are not on disk any more. Blocking."""
         spared = {Path(path).parent for one in self._record.by_name.values() for path in (one.path, one.before) if path}
         for place in self._directory.glob(f"{name}-*"):
             if place not in spared:

@@ -57,15 +57,17 @@ class Lists:
             f"{name}={digest}" if digest else name for name, digest in (wanted or dict.fromkeys(USUAL, "")).items()
         ]
         kept: Sequence[str] = [f"--kept={self._choices.lists}"] if self._choices.lists else []
-        path = await self._tool.bring(
-            step, "lists", "--url", self._url, "--into", str(self._directory), *kept, "--", *words
-        )
-        self._record.looked = self._now()
-        if path == self._choices.lists:
-            await self._in_pool(self._record.save)
-            step.conclude("they are the newest already")
-            return
-        await self._choose(path, step)
+        there = ["--url", self._url, "--into", str(self._directory)]
+        try:
+            path = await self._tool.bring(step, "lists", *there, *kept, "--", *words)
+            self._record.looked = self._now()
+            if path == self._choices.lists:
+                await self._in_pool(self._record.save)
+                step.conclude("they are the newest already")
+                return
+            await self._choose(path, step)
+        finally:
+            await self._in_pool(self._clear)
 
     async def go_back(self, step: Step) -> None:
         """Have those before. Raises `Refused`."""
@@ -96,18 +98,17 @@ class Lists:
             raise
         earlier = self._record.by_name.get(LISTS, NOTHING)
         self._record.by_name[LISTS] = earlier.then(str(path or ""), self._configured)
-        await self._in_pool(self._keep)
+        await self._in_pool(self._record.save)
         step.conclude(
             "they are in use"
             if took
             else "the core reads them when it reads lists next, within the hour or at its start"
         )
 
-    def _keep(self) -> None:
-        """What was chosen is on disk, and sets that nobody goes back to are not any more. Blocking."""
-        self._record.save()
-        chosen = self._record.by_name[LISTS]
-        for place in self._directory.iterdir():
+    def _clear(self) -> None:
+        """Sets that nobody goes back to are not on disk any more. Blocking."""
+        chosen = self._record.by_name.get(LISTS, NOTHING)
+        for place in self._directory.glob("*"):
             if place.is_dir() and str(place) not in (chosen.path, chosen.before):
                 shutil.rmtree(place, ignore_errors=True)
 
