@@ -366,7 +366,6 @@ class SingBoxGeneration(SharedRun[Api], PacedRun):
             accounts={tag: Packed(by_key=accounts) for tag, accounts in self._configured.items()},
             configured={tag: Packed(by_key=accounts) for tag, accounts in self._configured.items()},
             files=self._files.packed,
-            lingering=True,
             nobody=self._live.nobody if self._live else "",
         )
         return Left(process.pid, (), run.SerializeToString())

@@ -170,6 +170,7 @@ def test_no_byte_is_lost_or_counted_twice(adopting: Adopting, home: Place, echo:
         return all(0 <= rows[email]["downlink"] - bytes < 10_000 for email, bytes in want.items())
 
     until(told, 10, "all bytes are told once")
+    until(lambda: on_disk(adopting.node) >= 7 * MIB, 10, "all of it is on disk")
     controller.stats(UsersStat, reset=True)
     until(lambda: not on_disk(adopting.node), 10, "it is on disk that they were told")
     seen = booked(adopting.node)
