@@ -63,10 +63,6 @@ class Handle:
     def go_back(self, reason: str) -> None:
         """Give up, and become the program before, which nobody has to notice. Does nothing where there is none."""
         if self._descriptor is not None and not self._failed:
-            handover = _read(self._descriptor)
-            for descriptor in (self._descriptor, *descriptors(handover)):
-                with suppress(OSError):  # of a core that has ended
-                    os.set_inheritable(descriptor, True)
             trampoline.back(reason)
 
     def commit(self) -> None:
@@ -82,11 +78,14 @@ class Handle:
 def write(words: Mapping[str, object], handover: Handover) -> int:
     """A memory file with both, which the next program inherits, with all that is named there."""
     descriptor = os.memfd_create("txnode-handover", 0)
-    content = memoryview(json.dumps(words).encode() + b"\n" + handover.SerializeToString())
+    left = [*descriptors(handover)]
+    # The trampoline, which reads no more than the first line, hands them on to the program before.
+    line = json.dumps({**words, "descriptors": left}).encode()
+    content = memoryview(line + b"\n" + handover.SerializeToString())
     try:
         while content:
             content = content[os.write(descriptor, content) :]
-        for each in descriptors(handover):
+        for each in left:
             os.set_inheritable(each, True)
     except OSError:
         os.close(descriptor)

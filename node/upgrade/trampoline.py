@@ -15,6 +15,7 @@ import runpy
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from typing import Any
 
 # The descriptor of the memory file; why the program before runs again, and what it had where its modules are named now.
@@ -37,6 +38,10 @@ def back(reason: str) -> None:
     words = header(int(os.environ[VARIABLE]))
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.pthread_sigmask(signal.SIG_BLOCK, WAITING)
+    # The program that failed may have opened what was left to it, and closed some of it.
+    for descriptor in (int(os.environ[VARIABLE]), *words.get("descriptors", ())):
+        with suppress(OSError):
+            os.set_inheritable(descriptor, True)
     environment = {**os.environ, FAILED: reason[-REASON:]}
     if words["kept"]:
         # Its own modules may be others on disk by now.

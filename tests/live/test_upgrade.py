@@ -157,6 +157,16 @@ BROKEN: Mapping[str, tuple[str, str, str]] = {
         "def _broken(self):\n    while True: time.sleep(0.1)\nNodeService.startService = _broken",
         "did not come up",
     ),
+    "with everything opened": (
+        "node/tap.py",
+        "def _broken(self):\n    raise RuntimeError('no ports')\nNodeService._listen_for_metrics = _broken",
+        "no ports",
+    ),
+    "hangs with everything opened": (
+        "node/tap.py",
+        "def _broken(self):\n    while True: time.sleep(0.1)\nNodeService._listen_for_metrics = _broken",
+        "did not come up",
+    ),
     "at the hand-over": (
         "node/api/operations.py",
         "def _broken(self, left, heirs):\n    async def no(plan):\n        heirs.failed('no hand-over')\n"
@@ -230,6 +240,23 @@ def test_a_core_that_dies_in_between(
     until(lambda: gets_in(home, ANNA, echo), 20, "Anna gets in")
     assert controller.info().state == "running"
     assert real.newest_core() != core and said(real, FAILED) == 0
+
+
+def test_a_reload_in_between(
+    real: NodeProcess, version: Version, home: Place, controller: Controller, echo: EchoServer
+) -> None:
+    """Who has a new certificate does not ask whether there is an upgrade: SIGHUP waits, and ends nothing."""
+    run(controller, [home], [member(ANNA, home)])
+    core, pid = real.newest_core(), real.pid
+    version.add("node/upgrade/succession.py", "import time\ntime.sleep(1.5)")
+    with connection(home, ANNA, echo) as link, talking(link):
+        before = said(real, "is ready")
+        os.kill(pid, signal.SIGUSR2)
+        until(lambda: said(real, "starting up") > 1, 20, "the next version begins")
+        os.kill(pid, signal.SIGHUP)
+        until(lambda: said(real, "is ready") > before, 20, "the next version is ready")
+        until(lambda: controller.info().state == "running", 10, "the backend runs")
+    assert real.core_pids() == [core]
 
 
 def test_a_signal_in_between(real: NodeProcess, version: Version, home: Place, controller: Controller) -> None:
