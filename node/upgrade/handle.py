@@ -86,7 +86,8 @@ def write(words: Mapping[str, object], handover: Handover) -> int:
         while content:
             content = content[os.write(descriptor, content) :]
         for each in left:
-            os.set_inheritable(each, True)
+            with suppress(OSError):  # of a core that has just ended
+                os.set_inheritable(each, True)
     except OSError:
         os.close(descriptor)
         raise

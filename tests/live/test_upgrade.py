@@ -271,6 +271,23 @@ def test_a_signal_in_between(real: NodeProcess, version: Version, home: Place, c
     until(lambda: not real.core_pids(), 10, "no core is left")
 
 
+@pytest.mark.parametrize("runs", [True, False], ids=["a core", "no core"])
+def test_a_signal_at_the_last_moment(runs: bool, tmp_path: Path, version: Version, home: Place) -> None:
+    """One that comes when all has been closed, and is heard by the version that goes: it is not forgotten."""
+    slow = "import time\n_write = write\ndef write(*words):\n    time.sleep(1.5)\n    return _write(*words)"
+    version.add("node/upgrade/succession.py", slow)
+    with RealNode(tmp_path, PYTHONPATH=str(version.root)) as node, closing(RestController(node)) as controller:
+        kept(node)
+        if runs:
+            run(controller, [home], [member(ANNA, home)])
+        os.kill(node.pid, signal.SIGUSR2)
+        until(lambda: said(node, "the node becomes"), 20, "the version that goes closes all")
+        os.kill(node.pid, signal.SIGTERM)
+        assert node._running.wait() in (0, -signal.SIGTERM)
+        assert said(node, "starting up") == 1 and "Traceback" not in "".join(node.lines)
+        until(lambda: not node.core_pids(), 10, "no core is left")
+
+
 @pytest.mark.parametrize("state", ["nothing", "stopped"])
 def test_without_a_core(state: str, real: NodeProcess, home: Place, controller: Controller, echo: EchoServer) -> None:
     """There is nothing to go on with; the next version does what it is told, and remembers what was stopped."""
