@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterable, Mapping, MutableMapping
+import socket
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -112,3 +114,12 @@ def _read(descriptor: int) -> Handover:
     Handle.log.warn("what the last version left cannot be read: the core is started anew")
     # What holds ports and lock is the same in every form.
     return Handover(format=ONE, lock=found.lock, ports=found.ports)
+
+
+def places(interface: str, port: int) -> Sequence[tuple[Any, ...]]:
+    """What the kernel calls this place, which an operator may call by a name, or in another way."""
+    try:
+        found = socket.getaddrinfo(interface, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError:
+        return [(interface, port)]
+    return [address[:2] for *_, address in found]

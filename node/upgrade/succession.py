@@ -17,7 +17,7 @@ from node.errors import Aborted
 from node.events.journal import Journal
 from node.events.kinds import Kind
 from node.logs import Logger, LogRing
-from node.upgrade.handle import ONE, SEVERAL, Handle, write
+from node.upgrade.handle import ONE, SEVERAL, Handle, places, write
 from node.upgrade.program import Program, Successor
 from protos.handover_pb2 import Handover, Run
 
@@ -172,7 +172,7 @@ class Succession:
             return None
         with socket.socket(fileno=os.dup(held)) as there:
             where = there.getsockname()[:2]
-        return held if where == (interface, port) else None
+        return held if where in places(interface, port) else None
 
     def inherit(self) -> None:
         """Have a core that goes on be what is resumed; controllers wait until it is."""

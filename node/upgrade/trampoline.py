@@ -42,7 +42,9 @@ def back(reason: str) -> None:
     for descriptor in (int(os.environ[VARIABLE]), *words.get("descriptors", ())):
         with suppress(OSError):
             os.set_inheritable(descriptor, True)
-    environment = {**os.environ, FAILED: reason[-REASON:]}
+    # Whatever it says: no more than an environment can have.
+    said = reason[-REASON:].replace("\0", " ").encode("ascii", "backslashreplace").decode()
+    environment = {**os.environ, FAILED: said}
     if words["kept"]:
         # Its own modules may be others on disk by now.
         environment[PATH] = os.environ.get("PYTHONPATH", "")

@@ -113,3 +113,16 @@ def test_the_way_back(lock: int) -> None:
     handle.go_back("it breaks again")
     handle.commit()
     assert environment == {"PYTHONPATH": "/there"}
+
+
+def test_any_reason(lock: int) -> None:
+    """What the version that failed said may be anything: the way back is no shorter for it."""
+    descriptor = write(WORDS, left(lock))
+    found: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "execve", lambda path, argv, environment: found.append(environment[FAILED]))
+        patch.setattr(signal, "pthread_sigmask", lambda *_: None)
+        patch.setitem(os.environ, VARIABLE, str(descriptor))
+        trampoline.back("it said a\0b\ud800\u2192")
+    os.close(descriptor)
+    assert found == ["it said a b\\ud800\\u2192"]

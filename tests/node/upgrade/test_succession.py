@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
 from types import SimpleNamespace
@@ -132,7 +133,25 @@ def test_what_is_not_on_disk(house: House) -> None:
 def test_one_that_is_to_end(ends: bool, house: House) -> None:
     """A signal that was heard while the state was being closed is not forgotten."""
     if ends:
-        house.meanwhile = lambda: [None, house.clock.callLater(0, house.succession.end)][0]
+        house.meanwhile = partial(house.clock.callLater, 0, house.succession.end)
     house.upgrade()
     assert house.program.become_of == ([] if ends else [7])
     assert not house.port.reading and house.closings == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "other"),
+    [("localhost", "127.0.0.2"), ("127.0.0.1", "127.0.0.2"), ("0:0:0:0:0:0:0:1", "::"), ("::", "::1")],
+)
+def test_a_port_that_is_held(host: str, other: str, house: House) -> None:
+    """It is listened at still, however the operator calls it; not where they want another one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as held:
+        held.bind((host, 0))
+        held.listen()
+        port = held.getsockname()[1]
+        house.succession._left.ports["rest"] = held.fileno()
+        assert house.succession.held("rest", host, port) == held.fileno()
+        assert house.succession.held("rest", host, port + 1) is None
+        assert house.succession.held("rest", other, port) is None
+        assert house.succession.held("grpc", host, port) is None
