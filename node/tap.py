@@ -387,8 +387,9 @@ class NodeService(Service):
 
     def _ready(self) -> None:
         signal.signal(signal.SIGUSR2, lambda *_: self._reactor.callFromThread(self._upgrades.ask))
-        self._succession.ready(self._begin)
         signal.signal(signal.SIGHUP, lambda *_: self._reactor.callFromThread(self._reload))
+        # Behind both, for a signal that came while there was no node is heard now.
+        self._succession.ready(self._begin)
         self._ring.event(f"txnode {__version__} is ready")
         self.log.info(
             "txnode {version} is ready: REST {rest}, gRPC {grpc}",

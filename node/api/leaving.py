@@ -117,6 +117,10 @@ class Leaving:
             except CoreFailed as error:
                 raise NotNow(error.text) from error
             self._require_steady(several)
+            for one, left in zip(there, (current, *draining), strict=True):
+                if self._traffic.known(one) != left.counters:
+                    # A reading that took long has just been booked; the next program would book it once more.
+                    raise NotNow("the counters of a core are being read")
             for run, each in zip(draining, standing.draining, strict=True):
                 _describe(run, each, standing.accepted)
             handover = Handover(run=current, draining=draining)

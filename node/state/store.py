@@ -57,7 +57,7 @@ class Store:
         self.fault = ""
         self.damage = ""
         self._again: IDelayedCall | None = None
-        self._unread = False
+        self._unread = self._closed = False
         # Seconds of keep-alive, as they are to be in the file.
         self._left: float | None = None
         self.everything: Callable[[], Changes] = Changes
@@ -105,7 +105,12 @@ class Store:
             return saved or Saved()
 
     async def close(self) -> None:
-        """Write what is left, and end. A disk that failed is tried again at once, so is a new file for a bad one."""
+        """Write what is left, and end. A disk that failed is tried again at once, so is a new file for a bad one.
+
+        What is said later is not written. May be called again.
+        """
+        if self._closed:
+            return
         await self.flush()
         for _ in range(LAST_TRIES):
             if self._again is not None:
@@ -114,6 +119,7 @@ class Store:
                 await self.flush()
         if self._again is not None:
             self._again.cancel()
+        self._closed = True
         try:
             await self._on_disk(self._database.close)
         finally:
@@ -151,7 +157,7 @@ class Store:
         No users: they will not be.
         """
         # What is gathered may need those who were staged before.
-        if self._again is None and not self._changes.staged and (users or self._staged):
+        if self._again is None and not self._closed and not self._changes.staged and (users or self._staged):
             self._staged = dict(users) or None
             self._put_aside(dict(users))
 
@@ -206,6 +212,8 @@ class Store:
     async def flush(self) -> None:
         """Wait until all that there was to write is on disk, or the disk has failed."""
         reading = self._busy and self._written is None
+        if self._closed:
+            return
         if (self._changes or reading) and self._again is None:
             await self._gathered.wait()
         elif self._written is not None:
@@ -213,7 +221,7 @@ class Store:
 
     def _write(self) -> None:
         """Write soon, together with what else is said in this turn, if the disk is not left alone for now."""
-        if self._changes and not self._busy and self._again is None:
+        if self._changes and not self._busy and self._again is None and not self._closed:
             self._busy = True
             self._reactor.callLater(0, self._next)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterable, Mapping, MutableMapping
+import socket
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -63,10 +65,6 @@ class Handle:
     def go_back(self, reason: str) -> None:
         """Give up, and become the program before, which nobody has to notice. Does nothing where there is none."""
         if self._descriptor is not None and not self._failed:
-            handover = _read(self._descriptor)
-            for descriptor in (self._descriptor, *descriptors(handover)):
-                with suppress(OSError):  # of a core that has ended
-                    os.set_inheritable(descriptor, True)
             trampoline.back(reason)
 
     def commit(self) -> None:
@@ -82,12 +80,16 @@ class Handle:
 def write(words: Mapping[str, object], handover: Handover) -> int:
     """A memory file with both, which the next program inherits, with all that is named there."""
     descriptor = os.memfd_create("txnode-handover", 0)
-    content = memoryview(json.dumps(words).encode() + b"\n" + handover.SerializeToString())
+    left = [*descriptors(handover)]
+    # The trampoline, which reads no more than the first line, hands them on to the program before.
+    line = json.dumps({**words, "descriptors": left}).encode()
+    content = memoryview(line + b"\n" + handover.SerializeToString())
     try:
         while content:
             content = content[os.write(descriptor, content) :]
-        for each in descriptors(handover):
-            os.set_inheritable(each, True)
+        for each in left:
+            with suppress(OSError):  # of a core that has just ended
+                os.set_inheritable(each, True)
     except OSError:
         os.close(descriptor)
         raise
@@ -112,3 +114,12 @@ def _read(descriptor: int) -> Handover:
     Handle.log.warn("what the last version left cannot be read: the core is started anew")
     # What holds ports and lock is the same in every form.
     return Handover(format=ONE, lock=found.lock, ports=found.ports)
+
+
+def places(interface: str, port: int) -> Sequence[tuple[Any, ...]]:
+    """What the kernel calls this place, which an operator may call by a name, or in another way."""
+    try:
+        found = socket.getaddrinfo(interface, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError:
+        return [(interface, port)]
+    return [address[:2] for *_, address in found]

@@ -101,15 +101,24 @@ class Program:
         return {"program": self.next, "before": self.argv, "kept": kept, "patience": PATIENCE}
 
     def become(self, handle: int, environment: Mapping[str, str]) -> None:
-        """Become the next program, which inherits this memory file. Raises `OSError` if it cannot be run."""
+        """Become the next program, which inherits this memory file; this one again where that cannot be run.
+
+        Raises `OSError` if neither can.
+        """
         os.set_inheritable(handle, True)
         signal.pthread_sigmask(signal.SIG_BLOCK, WAITING)
         try:
-            argv = [self.next[0], trampoline.__file__]
+            argv = [self.next[0], self._trampoline]
             os.execve(argv[0], argv, {**environment, VARIABLE: str(handle)})  # noqa: S606 - that is what it is for
-        except OSError:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, WAITING)
-            raise
+        except OSError as error:
+            os.environ[VARIABLE] = str(handle)
+            trampoline.back(f"the next version cannot be run: {error}")
+
+    @property
+    def _trampoline(self) -> str:
+        """Where this version was, there may be none by now."""
+        kept = self.kept / "node" / "upgrade" / Path(trampoline.__file__).name
+        return trampoline.__file__ if Path(trampoline.__file__).exists() or not kept.exists() else str(kept)
 
 
 def keep(kept: Path) -> None:
@@ -121,14 +130,21 @@ def keep(kept: Path) -> None:
     new, old = kept.with_name(f"{kept.name}.new"), kept.with_name(f"{kept.name}.old")
     for left in (new, old):
         shutil.rmtree(left, ignore_errors=True)
-    for package in PACKAGES:
-        shutil.copytree(root / package, new / package)
-    (new / PLUGIN).parent.mkdir(parents=True)
-    shutil.copy2(root / PLUGIN, new / PLUGIN)
-    if kept.exists():
-        kept.rename(old)
-    new.rename(kept)
-    shutil.rmtree(old, ignore_errors=True)
+    try:
+        for package in PACKAGES:
+            shutil.copytree(root / package, new / package)
+        (new / PLUGIN).parent.mkdir(parents=True)
+        shutil.copy2(root / PLUGIN, new / PLUGIN)
+        if kept.exists():
+            kept.rename(old)
+        new.rename(kept)
+    except OSError:
+        # What is there is another version, which is no way back to this one.
+        for left in (new, kept):
+            shutil.rmtree(left, ignore_errors=True)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _interpreter(word: str) -> str:

@@ -9,18 +9,22 @@ from functools import partial
 from typing import Any, Protocol
 
 from twisted.internet.defer import maybeDeferred
+from twisted.internet.task import deferLater
 
 from node import __version__
 from node.contract.driver import Heirs, NotNow
+from node.errors import Aborted
 from node.events.journal import Journal
 from node.events.kinds import Kind
 from node.logs import Logger, LogRing
-from node.upgrade.handle import ONE, SEVERAL, Handle, write
+from node.upgrade.handle import ONE, SEVERAL, Handle, places, write
 from node.upgrade.program import Program, Successor
 from protos.handover_pb2 import Handover, Run
 
 # Seconds for calls that are under way when another version takes over.
 FINISH = 1.0
+# Turns of the reactor in which a signal that it has heard already ends the node.
+TURNS = 3
 
 
 class Backend(Protocol):
@@ -58,7 +62,12 @@ class Connections(Protocol):
 class Store(Protocol):
     """What outlives the process."""
 
+    @property
+    def fault(self) -> str: ...
+
     def go_back(self) -> None: ...
+
+    async def flush(self) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -116,6 +125,8 @@ class Succession:
         self._failed = ""
         self._commit: Callable[[], None] = lambda: None
         self._ending = False
+        # Too much has ended for this version to go on.
+        self._closed = False
         # What is under way beside calls and cores, and would end with this version.
         self.under_way: Callable[[], str] = lambda: ""
         self.ports: dict[str, Any] = {}
@@ -161,7 +172,7 @@ class Succession:
             return None
         with socket.socket(fileno=os.dup(held)) as there:
             where = there.getsockname()[:2]
-        return held if where == (interface, port) else None
+        return held if where in places(interface, port) else None
 
     def inherit(self) -> None:
         """Have a core that goes on be what is resumed; controllers wait until it is."""
@@ -218,35 +229,49 @@ class Succession:
     def unsteady(self, several: bool) -> str:
         if self._ending:
             return "the node is ending"
+        # The next version begins with what is on disk.
+        if self._store.fault:
+            return self._store.fault
         return f"there is an update of {subject}" if (subject := self.under_way()) else self._backend.unsteady(several)
 
     async def rehearse(self) -> None:
         await self._backend.rehearse()
 
     async def succeed(self, program: Program, successor: Successor) -> str:
+        await self._store.flush()
+        if self._store.fault:
+            return self._store.fault
         for port in self.ports.values():
             port.stopReading()
         self._calls.end_readers()
         await self._connections.finish(FINISH, self._calls.idle)
         try:
             await self._backend.leave(successor.several, partial(self._become, program, successor.version))
-            # There is nothing that could be left.
-            await self._backend.close()
-            await self._become(program, successor.version, Handover())
-        except NotNow as reason:
+            if not self._closed:
+                # There is nothing that could be left.
+                await self._backend.close()
+                await self._become(program, successor.version, Handover())
+        except Exception as error:
+            if self._closed:
+                self.log.critical("the node ends: the next version cannot be run: {error}", error=str(error))
+                self._reactor.stop()
+                return ""
+            # This version goes on, whatever it was.
             for port in self.ports.values():
                 port.startReading()
-            return str(reason)
-        except OSError as error:
-            self.log.critical("the node ends: the next version cannot be run: {error}", error=str(error))
-            self._reactor.stop()
+            if isinstance(error, (NotNow, Aborted)):
+                return str(error)
+            raise
         return ""
 
     def refuse(self, reason: str) -> None:
         self._tell(Kind.NODE_UPGRADE_FAILED, f"the node was not upgraded: {reason}", {"reason": reason})
 
     async def _become(self, program: Program, version: str, runs: Handover) -> None:
+        if self._ending:
+            raise NotNow("the node is ending")
         self._tell(Kind.NODE_UPGRADING, f"the node becomes {version}", {"version": version})
+        self._closed = True
         for end in (self._calls.close, self._backend.rest, self._journal.close, self._store.close):
             try:
                 await maybeDeferred(end)
@@ -259,9 +284,12 @@ class Succession:
         # Versions that can go on with one core alone read nothing else.
         handover.format = SEVERAL if runs.draining or runs.together.descriptors else ONE
         self._systemd.reloading()
+        memory = write(program.words, handover)
+        for _ in range(TURNS):
+            await deferLater(self._reactor, 0)
         if self._ending:
             return  # somebody wants it to end, not to go on
-        program.become(write(program.words, handover), self._environment)
+        program.become(memory, self._environment)
 
     def _tell(self, kind: Kind, said: str, fields: Mapping[str, str]) -> None:
         self._ring.event(said)

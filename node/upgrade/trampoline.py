@@ -15,6 +15,7 @@ import runpy
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from typing import Any
 
 # The descriptor of the memory file; why the program before runs again, and what it had where its modules are named now.
@@ -37,7 +38,13 @@ def back(reason: str) -> None:
     words = header(int(os.environ[VARIABLE]))
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.pthread_sigmask(signal.SIG_BLOCK, WAITING)
-    environment = {**os.environ, FAILED: reason[-REASON:]}
+    # The program that failed may have opened what was left to it, and closed some of it.
+    for descriptor in (int(os.environ[VARIABLE]), *words.get("descriptors", ())):
+        with suppress(OSError):
+            os.set_inheritable(descriptor, True)
+    # Whatever it says: no more than an environment can have.
+    said = reason[-REASON:].replace("\0", " ").encode("ascii", "backslashreplace").decode()
+    environment = {**os.environ, FAILED: said}
     if words["kept"]:
         # Its own modules may be others on disk by now.
         environment[PATH] = os.environ.get("PYTHONPATH", "")

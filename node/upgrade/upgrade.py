@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from twisted.internet.defer import ensureDeferred
+from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
@@ -50,12 +50,13 @@ class Upgrades:
         self._program = program
         self._run = run
         self._going = False
+        self._keeping: Deferred[None] | None = None
 
     def begin(self) -> None:
         """Keep what this program is, for the way back."""
         if isinstance(self._program, Program):
             pool = self._reactor.getThreadPool()
-            deferToThreadPool(self._reactor, pool, self._program.keep).addErrback(self._not_kept)
+            self._keeping = deferToThreadPool(self._reactor, pool, self._program.keep).addErrback(self._not_kept)
 
     def _not_kept(self, failure: Failure) -> None:
         self.log.warn("a version that fails cannot be gone back from: {reason}", reason=failure.getErrorMessage())
@@ -78,6 +79,9 @@ class Upgrades:
         try:
             if isinstance(self._program, str):
                 raise Refused(self._program)
+            if self._keeping is not None:
+                # Until then the way back leads to the version before this one.
+                await self._keeping
             successor = await self._program.test(self._run)
             deadline = self._reactor.seconds() + STEADY
             while True:

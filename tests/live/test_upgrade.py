@@ -157,6 +157,16 @@ BROKEN: Mapping[str, tuple[str, str, str]] = {
         "def _broken(self):\n    while True: time.sleep(0.1)\nNodeService.startService = _broken",
         "did not come up",
     ),
+    "with everything opened": (
+        "node/tap.py",
+        "def _broken(self):\n    raise RuntimeError('no ports')\nNodeService._listen_for_metrics = _broken",
+        "no ports",
+    ),
+    "hangs with everything opened": (
+        "node/tap.py",
+        "def _broken(self):\n    while True: time.sleep(0.1)\nNodeService._listen_for_metrics = _broken",
+        "did not come up",
+    ),
     "at the hand-over": (
         "node/api/operations.py",
         "def _broken(self, left, heirs):\n    async def no(plan):\n        heirs.failed('no hand-over')\n"
@@ -232,6 +242,23 @@ def test_a_core_that_dies_in_between(
     assert real.newest_core() != core and said(real, FAILED) == 0
 
 
+def test_a_reload_in_between(
+    real: NodeProcess, version: Version, home: Place, controller: Controller, echo: EchoServer
+) -> None:
+    """Who has a new certificate does not ask whether there is an upgrade: SIGHUP waits, and ends nothing."""
+    run(controller, [home], [member(ANNA, home)])
+    core, pid = real.newest_core(), real.pid
+    version.add("node/upgrade/succession.py", "import time\ntime.sleep(1.5)")
+    with connection(home, ANNA, echo) as link, talking(link):
+        before = said(real, "is ready")
+        os.kill(pid, signal.SIGUSR2)
+        until(lambda: said(real, "starting up") > 1, 20, "the next version begins")
+        os.kill(pid, signal.SIGHUP)
+        until(lambda: said(real, "is ready") > before, 20, "the next version is ready")
+        until(lambda: controller.info().state == "running", 10, "the backend runs")
+    assert real.core_pids() == [core]
+
+
 def test_a_signal_in_between(real: NodeProcess, version: Version, home: Place, controller: Controller) -> None:
     """It waits until there is somebody to hear it: the node ends in order, and the core with it."""
     run(controller, [home], [member(ANNA, home)])
@@ -242,6 +269,23 @@ def test_a_signal_in_between(real: NodeProcess, version: Version, home: Place, c
     os.kill(pid, signal.SIGTERM)
     assert real._running.wait() in (0, -signal.SIGTERM)
     until(lambda: not real.core_pids(), 10, "no core is left")
+
+
+@pytest.mark.parametrize("runs", [True, False], ids=["a core", "no core"])
+def test_a_signal_at_the_last_moment(runs: bool, tmp_path: Path, version: Version, home: Place) -> None:
+    """One that comes when all has been closed, and is heard by the version that goes: it is not forgotten."""
+    slow = "import time\n_write = write\ndef write(*words):\n    time.sleep(1.5)\n    return _write(*words)"
+    version.add("node/upgrade/succession.py", slow)
+    with RealNode(tmp_path, PYTHONPATH=str(version.root)) as node, closing(RestController(node)) as controller:
+        kept(node)
+        if runs:
+            run(controller, [home], [member(ANNA, home)])
+        os.kill(node.pid, signal.SIGUSR2)
+        until(lambda: said(node, "the node becomes"), 20, "the version that goes closes all")
+        os.kill(node.pid, signal.SIGTERM)
+        assert node._running.wait() in (0, -signal.SIGTERM)
+        assert said(node, "starting up") == 1 and "Traceback" not in "".join(node.lines)
+        until(lambda: not node.core_pids(), 10, "no core is left")
 
 
 @pytest.mark.parametrize("state", ["nothing", "stopped"])

@@ -208,6 +208,20 @@ class Upgrades(LeavingTests):
         self.pass_time(7)
         self.assertEqual((old.alive, self.generations.counting), (False, (new,)))
 
+    def test_what_is_booked_meanwhile(self) -> None:
+        """What a slow core says of its counters while it is being left would be booked twice: it is left later."""
+        run = self.started("a", ANN)
+        self.traffic.counters[run] = {"up": 1}
+
+        async def later() -> Together:
+            self.traffic.counters[run] = {"up": 2}
+            return Together(b"together", [99])
+
+        leave, self.driver.leave = self.driver.leave, later  # type: ignore[method-assign]
+        self.failureResultOf(self.leave(), NotNow)
+        self.driver.leave = leave  # type: ignore[method-assign]
+        self.assertEqual(dict(self.successResultOf(self.leave()).run.counters), {"up": 2})
+
     def test_who_was_removed(self) -> None:
         """They are out of one that drains, too; whoever is not stays."""
         old = self.started("a", ANN, BOB)

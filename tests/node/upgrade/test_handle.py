@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -32,7 +33,8 @@ def test_what_is_left_is_taken(lock: int) -> None:
     os.set_inheritable(lock, False)
     descriptor = write(WORDS, left(lock))
     assert os.get_inheritable(lock)
-    assert trampoline.header(descriptor) == json.loads(json.dumps(WORDS))
+    found = trampoline.header(descriptor)
+    assert {*found.pop("descriptors")} == {lock} and found == json.loads(json.dumps(WORDS))
     environment = {VARIABLE: str(descriptor), "OTHER": "1"}
     handle = Handle(environment)
     taken = handle.take()
@@ -74,7 +76,9 @@ def test_one_that_has_ended_meanwhile(lock: int) -> None:
     assert handle.take() is not None
     os.close(gone)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trampoline, "back", lambda _: None)
+        patch.setattr(os, "execve", lambda *_: None)
+        patch.setattr(signal, "pthread_sigmask", lambda *_: None)
+        patch.setitem(os.environ, VARIABLE, str(descriptor))
         handle.go_back("it broke")
     assert os.get_inheritable(lock)
     os.set_inheritable(lock, False)
@@ -109,3 +113,16 @@ def test_the_way_back(lock: int) -> None:
     handle.go_back("it breaks again")
     handle.commit()
     assert environment == {"PYTHONPATH": "/there"}
+
+
+def test_any_reason(lock: int) -> None:
+    """What the version that failed said may be anything: the way back is no shorter for it."""
+    descriptor = write(WORDS, left(lock))
+    found: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "execve", lambda path, argv, environment: found.append(environment[FAILED]))
+        patch.setattr(signal, "pthread_sigmask", lambda *_: None)
+        patch.setitem(os.environ, VARIABLE, str(descriptor))
+        trampoline.back("it said a\0b\ud800\u2192")
+    os.close(descriptor)
+    assert found == ["it said a b\\ud800\\u2192"]

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
+import signal
 import sys
-from collections.abc import Coroutine, Sequence
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import pytest
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
+from twisted.python.threadpool import ThreadPool
 
-from node.upgrade import program
+from node.upgrade import program, trampoline
+from node.upgrade.handle import write
 from node.upgrade.program import CHECK, SEVERAL, Program, Refused, Successor
+from node.upgrade.trampoline import FAILED, VARIABLE
+from node.upgrade.upgrade import Upgrades
+from protos.handover_pb2 import Handover
 
 T = TypeVar("T")
 
@@ -116,3 +127,81 @@ def test_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "__file__", str(kept / "node" / "upgrade" / "program.py"))
     program.keep(kept)
     assert (kept / "node").stat().st_ino == before
+
+
+def test_what_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an earlier version has kept is no way back to this one: on a full disk there is none."""
+    kept = tmp_path / "program"
+    (kept / "node").mkdir(parents=True)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(shutil, "copytree", full)
+    with pytest.raises(OSError, match="no space"):
+        program.keep(kept)
+    assert not [*tmp_path.iterdir()]
+    assert Program(("python", "twistd"), kept).words["kept"] == ""
+
+
+def test_where_the_trampoline_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version that runs may be gone from where it was installed: then its copy is used."""
+    called: list[Sequence[str]] = []
+    monkeypatch.setattr(os, "execve", lambda path, argv, environment: called.append(argv))
+    monkeypatch.setattr(signal, "pthread_sigmask", lambda *_: None)
+    one, handle = Program(("python", "twistd"), tmp_path), os.memfd_create("memory")
+    there = str(Path(program.__file__).with_name("trampoline.py"))
+    one.become(handle, {})
+    program.keep(tmp_path / "kept")
+    monkeypatch.setattr(trampoline, "__file__", str(tmp_path / "gone" / "trampoline.py"))
+    Program(("python", "twistd"), tmp_path / "kept").become(handle, {})
+    os.close(handle)
+    assert called == [["python", there], ["python", str(tmp_path / "kept" / "node" / "upgrade" / "trampoline.py")]]
+
+
+def test_one_that_cannot_be_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its interpreter is gone since it was tried: the program before runs again, and says why."""
+    called: list[tuple[str, Mapping[str, str]]] = []
+
+    def execute(path: str, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+        called.append((path, environment))
+        if path == "/gone/python":
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+
+    monkeypatch.setattr(os, "execve", execute)
+    monkeypatch.setattr(signal, "pthread_sigmask", lambda *_: None)
+    monkeypatch.setitem(os.environ, VARIABLE, "")
+    script = tmp_path / "twistd"
+    script.write_text("#!/gone/python\n")
+    one = Program((sys.executable, str(script)), tmp_path)
+    handle = write(one.words, Handover())
+    one.become(handle, {})
+    os.close(handle)
+    assert [path for path, _ in called] == ["/gone/python", sys.executable]
+    assert "/gone/python" in called[1][1][FAILED] and called[1][1][VARIABLE] == str(handle)
+
+
+def test_it_is_kept_before_it_is_left(tmp_path: Path) -> None:
+    """Until then the way back leads to the version before."""
+    kept, tried = threading.Event(), []
+
+    class Slow(Program):
+        def keep(self) -> None:
+            kept.wait(10)
+
+    async def run(command: Sequence[str], *, seconds: float, modules: Path | None = None) -> Tried:
+        tried.append(kept.is_set())
+        return Tried(1, ["no"])
+
+    pool = ThreadPool(0, 1)
+    pool.start()
+    reactor = SimpleNamespace(getThreadPool=lambda: pool, callFromThread=lambda work, *args: work(*args))
+    told: list[str] = []
+    upgrades = Upgrades(
+        cast(Any, reactor), cast(Any, SimpleNamespace(refuse=told.append)), Slow(("python", "twistd"), tmp_path), run
+    )
+    upgrades.begin()
+    upgrades.ask()
+    kept.set()
+    pool.stop()
+    assert tried == [True] and len(told) == 1

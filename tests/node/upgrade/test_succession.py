@@ -1,0 +1,157 @@
+"""What becomes of the node if the next program cannot be become."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+
+from node.contract.driver import NotNow
+from node.errors import Aborted
+from node.events.journal import Journal
+from node.logs import LogRing
+from node.upgrade import succession
+from node.upgrade.program import Program, Successor
+from node.upgrade.succession import Succession
+from protos.handover_pb2 import Handover
+
+NEXT = Successor("txnode 2", several=True)
+
+
+class Port:
+    def __init__(self) -> None:
+        self.reading = True
+
+    def fileno(self) -> int:
+        return 0
+
+    def stopReading(self) -> None:
+        self.reading = False
+
+    def startReading(self) -> None:
+        self.reading = True
+
+
+class Executed(BaseException):
+    """The process is another program from here on."""
+
+
+class Becoming:
+    """A program of which it is known whether it was become."""
+
+    def __init__(self) -> None:
+        self.words: dict[str, object] = {}
+        self.become_of: list[int] = []
+
+    def become(self, handle: int, environment: object) -> None:
+        self.become_of.append(handle)
+        raise Executed
+
+
+async def nothing(*_: object) -> None:
+    """What ends well."""
+
+
+class House:
+    """What there is around it."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.program = Becoming()
+        self.port = Port()
+        self.closings = 0
+        self.fault: Exception | None = None
+        # While the state file is being closed.
+        self.meanwhile: Callable[[], object] = lambda: None
+        self.store = SimpleNamespace(fault="", go_back=lambda: None, flush=nothing, close=self._close)
+        self.succession = Succession(
+            self.clock,
+            {},
+            ring=LogRing(self.clock, 10),
+            journal=Journal(cast(Any, self.clock)),
+            state=cast(Any, SimpleNamespace(lock=0)),
+            store=cast(Any, self.store),
+            backend=cast(
+                Any,
+                SimpleNamespace(leave=self._leave, rest=lambda: None, close=nothing, unsteady=lambda several: ""),
+            ),
+            calls=SimpleNamespace(end_readers=lambda: None, idle=lambda: True, close=lambda: None),
+            connections=SimpleNamespace(finish=nothing),
+            systemd=SimpleNamespace(reloading=lambda: None),
+            sweep=lambda pids: None,
+        )
+        self.succession.ports["rest"] = self.port
+
+    async def _close(self) -> None:
+        self.closings += 1
+        self.meanwhile()
+
+    async def _leave(self, several: bool, go: Callable[[Handover], Awaitable[None]]) -> None:
+        if self.fault is not None:
+            raise self.fault
+        await go(Handover())
+
+    def upgrade(self) -> object:
+        """What comes of it: a reason, or an error."""
+        found: list[object] = []
+        work: Deferred[str] = ensureDeferred(self.succession.succeed(cast(Program, self.program), NEXT))
+        work.addBoth(found.append)
+        self.clock.pump([0.0] * 20)
+        return found[0].value if isinstance(found[0], Failure) else found[0]
+
+
+@pytest.fixture
+def house(monkeypatch: pytest.MonkeyPatch) -> House:
+    monkeypatch.setattr(succession, "write", lambda words, handover: 7)
+    return House()
+
+
+@pytest.mark.parametrize("fault", [NotNow("a core is ending"), Aborted(), OSError("no"), RuntimeError("a bug")])
+def test_controllers_are_heard_again(fault: Exception, house: House) -> None:
+    """Whatever stood against it, a Stop that came meanwhile, too: the ports are open."""
+    house.fault = fault
+    found = house.upgrade()
+    assert found == str(fault) or found is fault
+    assert house.port.reading and not house.program.become_of
+
+
+def test_what_is_not_on_disk(house: House) -> None:
+    """There is no upgrade: the next program would begin with what is there, and lose the rest."""
+    house.store.fault = "the state cannot be written"
+    assert house.succession.unsteady(True) == house.upgrade() == "the state cannot be written"
+    assert house.port.reading and not house.program.become_of
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_one_that_is_to_end(ends: bool, house: House) -> None:
+    """A signal that was heard while the state was being closed is not forgotten."""
+    if ends:
+        house.meanwhile = partial(house.clock.callLater, 0, house.succession.end)
+    house.upgrade()
+    assert house.program.become_of == ([] if ends else [7])
+    assert not house.port.reading and house.closings == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "other"),
+    [("localhost", "127.0.0.2"), ("127.0.0.1", "127.0.0.2"), ("0:0:0:0:0:0:0:1", "::"), ("::", "::1")],
+)
+def test_a_port_that_is_held(host: str, other: str, house: House) -> None:
+    """It is listened at still, however the operator calls it; not where they want another one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as held:
+        held.bind((host, 0))
+        held.listen()
+        port = held.getsockname()[1]
+        house.succession._left.ports["rest"] = held.fileno()
+        assert house.succession.held("rest", host, port) == held.fileno()
+        assert house.succession.held("rest", host, port + 1) is None
+        assert house.succession.held("rest", other, port) is None
+        assert house.succession.held("grpc", host, port) is None
