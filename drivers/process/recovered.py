@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,21 +60,28 @@ def recover(reactor: Reactor, core: CoreProcess, found: Process) -> None:
     Raises `Gone` if that has ended, and `CoreFailed` if it is not ours.
     """
     if found.adopted:
-        adopt(reactor, core, found)
+        try:
+            adopt(reactor, core, found)
+        except Gone:
+            _close(found)
+            raise
         return
     try:
         state, parent, began = _seen(found.pid)
     except FileNotFoundError as error:
+        _close(found)
         raise Gone(f"process {found.pid} is gone") from error
-    if state in _ENDED:
-        core.go_on(found)
-        _Recovered(reactor, core, found.pid, found.outputs)
-        core.stay()
-        raise Gone(f"process {found.pid} has ended")
-    if (parent, began) != (os.getpid(), found.began):
+    if began != found.began:
+        # Its number is that of another one by now.
+        _close(found)
+        raise Gone(f"process {found.pid} is gone")
+    if parent != os.getpid():
         raise CoreFailed(f"process {found.pid} is not the core that was left")
     core.go_on(found)
     _Recovered(reactor, core, found.pid, found.outputs)
+    if state in _ENDED:
+        core.stay()
+        raise Gone(f"process {found.pid} has ended")
 
 
 class _Recovered(process.Process):
@@ -92,6 +100,13 @@ class _Recovered(process.Process):
             reader.stopReading()
         core.makeConnection(self)
         process.registerReapProcessHandler(pid, self)
+
+
+def _close(found: Process) -> None:
+    """Nobody reads what it said last: an earlier program has noticed its end, and waited for it."""
+    for output in found.outputs:
+        with suppress(OSError):
+            os.close(output.descriptor)
 
 
 def _seen(pid: int) -> tuple[str, int, int]:

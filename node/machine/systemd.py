@@ -123,3 +123,11 @@ class Systemd(Service):
         if status:
             self._notifier.status(status)
         self._notifier.ready()
+        if self._pings:
+            # The last sign of life may be that of the program before, and the next one comes late.
+            self._notifier.watchdog()
+
+    @property
+    def silence(self) -> float | None:
+        """Seconds after which systemd takes the node for dead; None without a watchdog."""
+        return self._notifier.watchdog_interval

@@ -21,6 +21,8 @@ CHECK = "--check"
 SEVERAL = "goes on with several cores"
 # Seconds for that, and until the next program has to have come up.
 TEST_SECONDS, PATIENCE = 60.0, 30.0
+# How much of a watchdog's patience that may be: the program before has to be in time.
+PART = 2 / 3
 # The first line of a script that is for Python, and the most bytes of it.
 _INTERPRETER, LINE = re.compile(rb"#!\s*(/\S*python[\d.]*)\s*"), 1000
 # The packages that are the node's own, beside where twistd finds it.
@@ -94,11 +96,11 @@ class Program:
             raise Refused(f"the version on disk cannot take over: {said}")
         return Successor(tried.lines[-1], SEVERAL in tried.lines)
 
-    @property
-    def words(self) -> dict[str, object]:
-        """The first line of a memory file: see `trampoline`."""
+    def words(self, silence: float | None = None) -> dict[str, object]:
+        """The first line of a memory file: see `trampoline`. After `silence` a watchdog ends the process."""
         kept = str(self.kept) if self.kept.is_dir() else ""
-        return {"program": self.next, "before": self.argv, "kept": kept, "patience": PATIENCE}
+        patience = PATIENCE if silence is None else min(PATIENCE, silence * PART)
+        return {"program": self.next, "before": self.argv, "kept": kept, "patience": patience}
 
     def become(self, handle: int, environment: Mapping[str, str]) -> None:
         """Become the next program, which inherits this memory file; this one again where that cannot be run.

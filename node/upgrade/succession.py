@@ -77,6 +77,9 @@ class Systemd(Protocol):
 
     def reloading(self) -> None: ...
 
+    @property
+    def silence(self) -> float | None: ...
+
 
 class State(Protocol):
     """The node's own directory."""
@@ -284,7 +287,7 @@ class Succession:
         # Versions that can go on with one core alone read nothing else.
         handover.format = SEVERAL if runs.draining or runs.together.descriptors else ONE
         self._systemd.reloading()
-        memory = write(program.words, handover)
+        memory = write(program.words(self._systemd.silence), handover)
         for _ in range(TURNS):
             await deferLater(self._reactor, 0)
         if self._ending:

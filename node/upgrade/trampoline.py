@@ -13,6 +13,7 @@ import json
 import os
 import runpy
 import signal
+import socket
 import sys
 import traceback
 from contextlib import suppress
@@ -38,6 +39,7 @@ def back(reason: str) -> None:
     words = header(int(os.environ[VARIABLE]))
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.pthread_sigmask(signal.SIG_BLOCK, WAITING)
+    alive()
     # The program that failed may have opened what was left to it, and closed some of it.
     for descriptor in (int(os.environ[VARIABLE]), *words.get("descriptors", ())):
         with suppress(OSError):
@@ -50,6 +52,14 @@ def back(reason: str) -> None:
         environment[PATH] = os.environ.get("PYTHONPATH", "")
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [words["kept"], environment[PATH]]))
     os.execve(words["before"][0], words["before"], environment)  # noqa: S606 - this is what the script is for
+
+
+def alive() -> None:
+    """Tell systemd's watchdog (sd_notify(3)), which has heard nothing for long."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if "WATCHDOG_USEC" in os.environ and address[:1] in ("/", "@"):
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as there:
+            there.sendto(b"WATCHDOG=1", "\0" + address[1:] if address[0] == "@" else address)
 
 
 def committed() -> bool:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
+from itertools import pairwise
 from pathlib import Path
 
 import grpc
 import pytest
 
+from node import tap
 from node.errors import NodeError
 from protos.service_pb2 import Inbounds, Limits, Quota, User, UsersStat
 from scripts.staging import transfer
@@ -192,6 +196,35 @@ def test_a_wrong_version(
         assert controller.info().version != "9.9.9"
         assert real.core_pids() == [core]
     assert gets_in(home, ANNA, echo) and stays_out(home, BERT, echo)
+
+
+def test_the_watchdog(tmp_path: Path, home: Place, echo: EchoServer) -> None:
+    """It hears of the node often enough, where a version hangs, too: else it would end the node and the core."""
+    version, silence, heard = Version(tmp_path), 15, [time.monotonic()]
+    version.add(*BROKEN["hangs with everything opened"][:2])
+    (version.root / "node/tap.py").rename(tmp_path / "hangs.py")
+    shutil.copy2(tap.__file__, version.root / "node/tap.py")
+    there = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+
+    def listen() -> None:
+        with suppress(OSError):
+            while message := there.recv(1000):
+                heard.extend([time.monotonic()] * (b"WATCHDOG=1" in message))
+
+    with there:
+        there.bind(str(tmp_path / "notify"))
+        threading.Thread(target=listen, daemon=True).start()
+        settings = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": str(silence * 10**6)}
+        with RealNode(tmp_path, PYTHONPATH=str(version.root), **settings) as node:
+            kept(node)
+            with closing(RestController(node)) as controller:
+                run(controller, [home], [member(ANNA, home)])
+            with connection(home, ANNA, echo) as link, talking(link):
+                (tmp_path / "hangs.py").rename(version.root / "node/tap.py")
+                upgrade(node, FAILED)
+            until(lambda: time.monotonic() - heard[-1] < 1, silence, "the version before is heard of")
+        there.shutdown(socket.SHUT_RDWR)
+    assert max(later - earlier for earlier, later in pairwise(heard)) < silence
 
 
 @pytest.mark.parametrize("transport", [RestController, RpcController])

@@ -101,12 +101,12 @@ class SystemdTests(SynchronousTestCase):
         return Systemd(Notifier.from_environment(self.environ), self.clock)
 
     def test_a_life(self) -> None:
-        """READY=1 only when told, WATCHDOG=1 at half of the interval and not at once, STOPPING=1 and then silence."""
+        """READY=1 only when told, WATCHDOG=1 with it and at each half of the interval, STOPPING=1 and then silence."""
         service = self.service()
         service.startService()
         self.assertEqual(self.listener.heard(), [])
         service.ready("REST 62051,\ngRPC 62050")
-        self.assertEqual(self.listener.heard(), ["STATUS=REST 62051, gRPC 62050", "READY=1"])
+        self.assertEqual(self.listener.heard(), ["STATUS=REST 62051, gRPC 62050", "READY=1", "WATCHDOG=1"])
         self.clock.advance(14.9)
         self.assertEqual(self.listener.heard(), [])
         self.clock.pump([0.2, 15])

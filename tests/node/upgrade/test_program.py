@@ -67,7 +67,7 @@ def test_what_can(tmp_path: Path) -> None:
     found = Program.of([sys.executable, "bin/twistd", "--nodaemon", "node"], WELL, tmp_path)
     assert isinstance(found, Program)
     assert found.argv == (sys.executable, str(Path.cwd() / "bin" / "twistd"), "--nodaemon", "node")
-    assert found.words["kept"] == str(tmp_path) and Program(found.argv, tmp_path / "none").words["kept"] == ""
+    assert found.words()["kept"] == str(tmp_path) and Program(found.argv, tmp_path / "none").words()["kept"] == ""
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_by_which_interpreter(line: str | None, interpreter: str, tmp_path: Path
         script.write_text(f"{line}\nimport sys\n")
     one = Program(("/opt/1/bin/python", str(script), "node"), tmp_path)
     assert one.next == (interpreter, str(script), "node")
-    assert (one.words["program"], one.words["before"]) == (one.next, one.argv)
+    assert (one.words()["program"], one.words()["before"]) == (one.next, one.argv)
 
 
 def test_it_is_tried_first() -> None:
@@ -141,7 +141,7 @@ def test_what_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(OSError, match="no space"):
         program.keep(kept)
     assert not [*tmp_path.iterdir()]
-    assert Program(("python", "twistd"), kept).words["kept"] == ""
+    assert Program(("python", "twistd"), kept).words()["kept"] == ""
 
 
 def test_where_the_trampoline_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_one_that_cannot_be_executed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     script = tmp_path / "twistd"
     script.write_text("#!/gone/python\n")
     one = Program((sys.executable, str(script)), tmp_path)
-    handle = write(one.words, Handover())
+    handle = write(one.words(), Handover())
     one.become(handle, {})
     os.close(handle)
     assert [path for path, _ in called] == ["/gone/python", sys.executable]
@@ -205,3 +205,9 @@ def test_it_is_kept_before_it_is_left(tmp_path: Path) -> None:
     kept.set()
     pool.stop()
     assert tried == [True] and len(told) == 1
+
+
+@pytest.mark.parametrize(("silence", "patience"), [(None, 30), (120, 30), (30, 20), (3, 2)])
+def test_how_long_it_may_take(silence: float | None, patience: float, tmp_path: Path) -> None:
+    """Less than a watchdog takes, which would end what is to be gone back from, and the core."""
+    assert Program(("python", "twistd"), tmp_path).words(silence)["patience"] == patience

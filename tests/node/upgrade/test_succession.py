@@ -47,8 +47,10 @@ class Becoming:
     """A program of which it is known whether it was become."""
 
     def __init__(self) -> None:
-        self.words: dict[str, object] = {}
         self.become_of: list[int] = []
+
+    def words(self, silence: float | None) -> dict[str, object]:
+        return {}
 
     def become(self, handle: int, environment: object) -> None:
         self.become_of.append(handle)
@@ -84,7 +86,7 @@ class House:
             ),
             calls=SimpleNamespace(end_readers=lambda: None, idle=lambda: True, close=lambda: None),
             connections=SimpleNamespace(finish=nothing),
-            systemd=SimpleNamespace(reloading=lambda: None),
+            systemd=SimpleNamespace(reloading=lambda: None, silence=None),
             sweep=lambda pids: None,
         )
         self.succession.ports["rest"] = self.port
