@@ -14,6 +14,7 @@ from node.updates.jobs import Refused, Step
 SECONDS = 3600.0
 # Where the node's own modules are.
 ROOT = Path(__file__).parents[2]
+_COMING = re.compile(r"(fetching https?://\S+|fetched \d+ of \d+ bytes|verified|trying \S+)$")
 _FETCHED = re.compile(r"fetched (\d+) of (\d+) bytes")
 # What such a program is told of the node's environment: of its secrets, and of its certificate, nothing.
 _PASSED = ("PATH", "HOME", "LANG", "TMPDIR")
@@ -76,5 +77,7 @@ class Tool:
         environment = {**self.environment, **more}
         done = await self._run(command, environment=environment, seconds=SECONDS, output=1, heard=heard)
         if done.code != 0:
-            raise Refused("\n".join(done.lines[-5:]) or f"{Path(command[0]).name} ended with {done.code}")
+            # What it said before is how far it has come.
+            said = [line for line in done.lines[-5:] if not _COMING.match(line)]
+            raise Refused("\n".join(said) or f"{Path(command[0]).name} ended with {done.code}")
         return done.output

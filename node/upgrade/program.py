@@ -113,8 +113,7 @@ class Program:
             argv = [self.next[0], self._trampoline]
             os.execve(argv[0], argv, {**environment, VARIABLE: str(handle)})  # noqa: S606 - that is what it is for
         except OSError as error:
-            os.environ[VARIABLE] = str(handle)
-            trampoline.back(f"the next version cannot be run: {error}")
+            trampoline.give_up(handle, f"the next version cannot be run: {error}")
 
     @property
     def _trampoline(self) -> str:
