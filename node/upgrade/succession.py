@@ -127,9 +127,8 @@ class Succession:
         # Why the version that was to follow this one did not.
         self._failed = ""
         self._commit: Callable[[], None] = lambda: None
-        self._ending = False
-        # Too much has ended for this version to go on.
-        self._closed = False
+        # Whether all serves, whether the node is to end, and whether too much has ended for this version to go on.
+        self._ready = self._ending = self._closed = False
         # What is under way beside calls and cores, and would end with this version.
         self.under_way: Callable[[], str] = lambda: ""
         self.ports: dict[str, Any] = {}
@@ -181,19 +180,20 @@ class Succession:
         """Have a core that goes on be what is resumed; controllers wait until it is."""
         if self.cores:
             self._backend.inherit(self._left, self)
-            for port in self.ports.values():
-                port.stopReading()
+            self._hear(False)
 
     def ready(self, commit: Callable[[], None]) -> None:
         """Everything serves; `commit` is called when there is no way back, at once or when the core was taken over."""
         self._handle.heed_signals()
-        self._commit = commit
+        self._commit, self._ready = commit, True
         if self._failed:
             self.refuse(self._failed)
         if not self.cores:
             self._come_up()
 
     def taken(self, pids: Collection[int]) -> None:
+        if not self._ready:
+            self.go_back("it does not get ready")
         if pids:
             said = f"txnode {__version__} goes on with {'the core' if len(pids) == 1 else f'{len(pids)} cores'}"
             self._ring.event(said)
@@ -224,8 +224,11 @@ class Succession:
         if self._ending:
             return
         self._commit()
+        self._hear()
+
+    def _hear(self, controllers: bool = True) -> None:
         for port in self.ports.values():
-            port.startReading()
+            (port.startReading if controllers else port.stopReading)()
 
     # What it leaves
 
@@ -244,8 +247,7 @@ class Succession:
         await self._store.flush()
         if self._store.fault:
             return self._store.fault
-        for port in self.ports.values():
-            port.stopReading()
+        self._hear(False)
         self._calls.end_readers()
         await self._connections.finish(FINISH, self._calls.idle)
         try:
@@ -260,8 +262,7 @@ class Succession:
                 self._reactor.stop()
                 return ""
             # This version goes on, whatever it was.
-            for port in self.ports.values():
-                port.startReading()
+            self._hear()
             if isinstance(error, (NotNow, Aborted)):
                 return str(error)
             raise

@@ -171,6 +171,11 @@ BROKEN: Mapping[str, tuple[str, str, str]] = {
         "def _broken(self):\n    while True: time.sleep(0.1)\nNodeService._listen_for_metrics = _broken",
         "did not come up",
     ),
+    "when all is there": (
+        "node/tap.py",
+        "def _broken(self):\n    raise RuntimeError('not ready')\nNodeService._ready = _broken",
+        "does not get ready",
+    ),
     "at the hand-over": (
         "node/api/operations.py",
         "def _broken(self, left, heirs):\n    async def no(plan):\n        heirs.failed('no hand-over')\n"
