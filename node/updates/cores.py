@@ -57,7 +57,7 @@ class Cores:
                 return
             await self._choose(driver, path, step)
         finally:
-            await self._in_pool(lambda: self._clear(name))
+            await self._in_pool(lambda: self.clear(name))
 
     async def go_back(self, driver: Driver, step: Step) -> None:
         """Have the one before run. Raises `Refused`."""
@@ -89,10 +89,10 @@ class Cores:
     def _in_pool(self, work: Callable[[], None]) -> Deferred[None]:
         return deferToThreadPool(self._reactor, self._reactor.getThreadPool(), work)
 
-    def _clear(self, name: str) -> None:
-        """Releases that nobody goes back to are not on disk any more. Blocking."""
+    def clear(self, name: str = "") -> None:
+        """Releases, of this core or of any, that nobody goes back to are not on disk any more. Blocking."""
         spared = {Path(path).parent for one in self._record.by_name.values() for path in (one.path, one.before) if path}
-        for place in self._directory.glob(f"{name}-*"):
+        for place in self._directory.glob(f"{name}*-*"):
             if place not in spared:
                 shutil.rmtree(place, ignore_errors=True)
 

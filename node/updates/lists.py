@@ -67,7 +67,7 @@ class Lists:
                 return
             await self._choose(path, step)
         finally:
-            await self._in_pool(self._clear)
+            await self._in_pool(self.clear)
 
     async def go_back(self, step: Step) -> None:
         """Have those before. Raises `Refused`."""
@@ -105,7 +105,7 @@ class Lists:
             else "the core reads them when it reads lists next, within the hour or at its start"
         )
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
         """Sets that nobody goes back to are not on disk any more. Blocking."""
         chosen = self._record.by_name.get(LISTS, NOTHING)
         for place in self._directory.glob("*"):

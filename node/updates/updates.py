@@ -141,8 +141,10 @@ class Updates:
     # The process
 
     def load(self) -> None:
-        """What an earlier program left; blocking, brief."""
+        """What an earlier program left; blocking, brief. What one that was killed was about to bring in goes."""
         self._left = self.jobs.load()
+        self._cores.clear()
+        self._lists.clear()
 
     def begin(self, outcome: str | None) -> None:
         """This program has come up. `outcome`: of an upgrade in place, None if it did not come by one."""
