@@ -9,7 +9,7 @@ from node.adoption.standing import config_of
 from node.backend.desired import Accepted
 from node.backend.runner import Runner
 from node.backend.standing import Drainer, Standing
-from node.contract.driver import Driver, Generation, Gone, Heirs, Leaves, LeavesAll, NotNow, Plan, Recovers
+from node.contract.driver import Closes, Driver, Generation, Gone, Heirs, Leaves, LeavesAll, NotNow, Plan, Recovers
 from node.contract.routing import Routing
 from node.errors import CoreFailed, NodeError
 from node.logs import Logger
@@ -159,7 +159,7 @@ class Leaving:
                 if left.run.mark:
                     self._complete(left)
                 current, draining = await self._recovered(left, plan, heirs)
-                if left.run.mark and draining:
+                if left.run.mark:
                     draining = await self._regained(current, draining)
             except Exception as error:  # noqa: BLE001 - told: the program before goes on, or all is started anew
                 self._failed(_told(error))
@@ -196,11 +196,15 @@ class Leaving:
     async def _regained(self, current: Recovered | None, draining: list[Recovered]) -> list[Recovered]:
         """Of a node that was killed: those that drain, if new connections are known to go to the current one."""
         try:
-            if current is None or self._together is None:
-                raise CoreFailed("the core that served new connections is gone")
-            await self._together.regain([*(each.run for each in draining), current.run])
+            if current is not None and not draining and isinstance(current.run, Closes):
+                # That node may have kept it closed.
+                await current.run.open_door()
+            if draining:
+                if current is None or self._together is None:
+                    raise CoreFailed("the core that served new connections is gone")
+                await self._together.regain([*(each.run for each in draining), current.run])
         except CoreFailed as error:
-            self.log.warn("cores that drained are ended: {reason}", reason=error.text)
+            self.log.warn("listeners are not as they should be, and cores do not drain: {reason}", reason=error.text)
             return []
         return draining
 
