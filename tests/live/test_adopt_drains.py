@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
+from protos.handover_pb2 import Standing
 from protos.service_pb2 import UsersStat
 from scripts.staging import transfer
 from scripts.staging.controller import Controller, RestController, traffic
@@ -22,7 +23,7 @@ from scripts.staging.wait import until
 from tests.conftest import connection, gets_in, member, stays_out, talking, way
 from tests.harness.grounds import Ground
 from tests.harness.upgraded import RealNode
-from tests.live.test_adopt import handed, is_closed
+from tests.live.test_adopt import is_closed
 from tests.live.test_overlap import GONE, ended, only, runs
 from tests.live.test_upgrade_drains import House
 
@@ -53,13 +54,21 @@ def house(real: NodeProcess, controller: Controller, all_kinds: Mapping[str, Kin
     return House(real, controller, all_kinds, ground)
 
 
-def killed(node: NodeProcess, controller: Controller, *drains: int) -> None:
-    """The node is, when what the next one needs of the current core and of these is on disk; and that one serves."""
-    handed(node)
-    names = {f"drains-{pid}" for pid in drains}
+def on_disk(node: NodeProcess, drains: Collection[int]) -> bool:
+    """Whether all is that the next node needs of the newest core and of those that drain."""
     there = node.state / "adopt"
-    until(lambda: {path.name for path in there.glob("drains-*")} == names, 10, "what the next node needs is on disk")
+    current = Standing.FromString((there / "core").read_bytes()).run.pid
+    names = {path.name for path in there.glob("drains-*")}
+    return current == node.newest_core() and names == {f"drains-{pid}" for pid in drains}
+
+
+def killed(
+    node: NodeProcess, controller: Controller, *drains: int, meanwhile: Callable[[], object] = lambda: None
+) -> None:
+    """The node is, while these drain; and the next one serves."""
+    until(lambda: on_disk(node, drains), 10, "what the next node needs is on disk")
     node.kill()
+    meanwhile()
     node.start()
     until(lambda: controller.info().running, 20, "the backend runs")
 
@@ -166,12 +175,7 @@ def test_one_dies_meanwhile(
             links[cores[-1]] = stack.enter_context(connection(house.home, person, echo))
         cores.append(house.start(ANNA, BERT, CARL))
         dead = dict(zip(["oldest", "newest", "current"], cores, strict=True))[which]
-        handed(real)
-        until(lambda: len([*(real.state / "adopt").glob("drains-*")]) == 2, 10, "all is on disk")
-        real.kill()
-        os.kill(dead, signal.SIGKILL)
-        real.start()
-        until(lambda: controller.info().running, 20, "the backend runs")
+        killed(real, controller, *cores[:2], meanwhile=lambda: os.kill(dead, signal.SIGKILL))
         assert all(gets_in(house.home, CARL, echo) for _ in range(10))
         left = {*cores} - {dead}
         if which == "current":

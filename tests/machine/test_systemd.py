@@ -57,7 +57,7 @@ def test_the_node_is_killed(server: Server) -> None:
     with server.staying() as users:
         _kill(server)
         server.visit("use")
-    assert users["dropped"]
+    assert users["dropped"], users
     assert cast(float, users["longest"]) < SERVED
 
 

@@ -58,7 +58,9 @@ def stay(file: Path) -> dict[str, object]:
         place, visitor = Place(kind, "main", port), TestUser(**person)
         with way(place, visitor) as entrance, transfer.connect(entrance, echo) as link:
             echoed, came, dropped, served, longest = 0, 0, "", time.monotonic(), 0.0
-            while not over.exists():
+            last = False
+            while not last:
+                last = over.exists()
                 try:
                     if not dropped:
                         transfer.echo(link, bytes(1000))
