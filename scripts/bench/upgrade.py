@@ -1,11 +1,11 @@
 """What it costs to upgrade the node in place while users are at work, and controllers call.
 
 `python -m scripts.bench.upgrade [UPGRADES [USERS]]` prints a row for each core: over all upgrades (else ten), each to
-another version number, how many of the live connections were dropped, how many new ones were made and how many of them
-failed, what the slowest took, how many calls were made on each interface, on one connection and on new ones, how many failed,
-and the longest: that is the gap. `took` is the median from the signal until the new version is ready, `gap` that of the
-longest call on an interface in each upgrade. `node MiB` is the proportional set size of the node before the first
-upgrade, at the worst moment (with the version that is tried beside it), and after the last.
+another version number, how many of the live connections were dropped, how many new ones were made and how many of
+them failed, what the slowest took, how many calls were made on each interface, on one connection and on new ones, how
+many failed, and the longest: that is the gap. `took` is the median from the signal until the new version is ready,
+`gap` that of the longest call on an interface in each upgrade. `node MiB` is the proportional set size of the node
+before the first upgrade, at the worst moment (with the version that is tried beside it), and after the last.
 """
 
 from __future__ import annotations
