@@ -9,10 +9,11 @@ from typing import Generic, Protocol, TypeVar
 from drivers import json_text
 from drivers.process.confinement import Touched
 from drivers.process.executable import Executable, Installation
+from drivers.process.shared import SharedRun
 from drivers.sockets import left
 from drivers.sockets.sharing import Sharing
 from node.contract.accounts import Account
-from node.contract.driver import Host, Plan, Together
+from node.contract.driver import Generation, Host, NotShared, Plan, Together
 from node.errors import CoreFailed
 from protos.handover_pb2 import Common
 from protos.service_pb2 import User
@@ -66,6 +67,12 @@ class Core:
             self._sharing.go_on(common.sharing)
         except OSError as error:
             raise CoreFailed(f"the listeners of the cores cannot be had: {error}") from error
+
+    async def regain(self, runs: Sequence[Generation]) -> None:
+        try:
+            await self._sharing.regain([run.reach for run in runs if isinstance(run, SharedRun)])
+        except NotShared as error:
+            raise CoreFailed(str(error)) from error
 
     def remain(self, pids: Collection[int]) -> None:
         self._sharing.remain(pids)

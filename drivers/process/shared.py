@@ -14,7 +14,7 @@ from drivers.process.run import A, Run
 from drivers.sockets.connections import Ports, hang_up
 from drivers.sockets.listeners import Survey
 from drivers.sockets.rights import Unreachable
-from drivers.sockets.sharing import Sharing
+from drivers.sockets.sharing import Reach, Sharing
 from drivers.sockets.sock_diag import listeners, listening
 from node.contract.driver import Host, NotShared, Plan
 from node.errors import CoreFailed
@@ -87,10 +87,15 @@ class SharedRun(Run[A]):
     async def join(self) -> None:
         if not self.alive:
             raise NotShared("the core has ended")
+        await self._sharing.join(*self.reach)
+
+    @property
+    def reach(self) -> Reach:
+        """What of it is shared."""
         datagrams, sessions = (
             [range(port, port + 1) for port in ports] for ports in (self._listening.datagrams, self._listening.sessions)
         )
-        await self._sharing.join(self._number, self._listening.ports, datagrams, sessions)
+        return Reach(self._number, self._listening.ports, datagrams, sessions)
 
     async def prove(self, seconds: float) -> None:
         await self._sharing.prove(self._number, seconds)

@@ -12,9 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from drivers.sockets.connections import Ports
+from drivers.sockets.group import Group, Member, Unsteerable
 from drivers.sockets.listeners import Survey, look
 from drivers.sockets.reuseport import Address, pick
-from drivers.sockets.steering import Group, Member, Steering, Unsteerable
+from drivers.sockets.steering import Steering
+from drivers.sockets.unheard import Unheard
 
 _TABLES = {socket.AF_INET: Path("/proc/net/udp"), socket.AF_INET6: Path("/proc/net/udp6")}
 # Where nobody is (the port `discard`).
@@ -53,6 +55,17 @@ class _Group(Group):
         self.members.append(member)
         self._expect_no_other()
         self.tidy()
+
+    def find_order(self, led: int) -> None:
+        self._expect_no_other()
+        unheard = Unheard([member.listener for member in self.members])
+        try:
+            unheard.open()
+            self._find_order(led, unheard.goes_to, unheard.goes_to)
+        except OSError as error:
+            raise Unsteerable(f"{self.address}: {error.strerror}") from error
+        finally:
+            unheard.close()
 
     def _expect_no_other(self) -> None:
         if crowd(self.listener) != len(self.members):

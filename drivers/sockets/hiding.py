@@ -13,7 +13,8 @@ import socket
 
 from drivers.sockets.reuseport import SO_BINDTOIFINDEX
 
-_NO_INTERFACE = 0x7FFFFFFF
+# Less the one that it was bound to: another node is to know that.
+_NO_INTERFACE, _INTERFACES = 0x7FFFFFFF, 0x40000000
 # A socket address of no family.
 _NO_ADDRESS = bytes(16)
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -23,10 +24,10 @@ def hide(one: socket.socket) -> None:
     """It leaves its group (SO_REUSEPORT), too, since it changes its place in the kernel. Raises `OSError`."""
     if is_hidden(one):
         return
-    if one.getsockopt(socket.SOL_SOCKET, SO_BINDTOIFINDEX):
+    if interface := interface_of(one):
         # Only who is bound to none may choose one without a capability.
         disconnect(one.fileno())
-    one.setsockopt(socket.SOL_SOCKET, SO_BINDTOIFINDEX, _NO_INTERFACE)
+    one.setsockopt(socket.SOL_SOCKET, SO_BINDTOIFINDEX, _NO_INTERFACE - interface)
 
 
 def show(one: socket.socket, interface: int) -> None:
@@ -36,7 +37,13 @@ def show(one: socket.socket, interface: int) -> None:
 
 
 def is_hidden(one: socket.socket) -> bool:
-    return one.getsockopt(socket.SOL_SOCKET, SO_BINDTOIFINDEX) == _NO_INTERFACE
+    return one.getsockopt(socket.SOL_SOCKET, SO_BINDTOIFINDEX) > _INTERFACES
+
+
+def interface_of(one: socket.socket) -> int:
+    """The interface that it is bound to, or was before it was hidden; 0 for none."""
+    interface = one.getsockopt(socket.SOL_SOCKET, SO_BINDTOIFINDEX)
+    return _NO_INTERFACE - interface if interface > _INTERFACES else interface
 
 
 def disconnect(descriptor: int) -> None:

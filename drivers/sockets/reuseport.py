@@ -77,7 +77,7 @@ def address_of(one: socket.socket) -> Address:
 
 def pick(member: socket.socket, index: int) -> None:
     """Have all new connections of the group given to one of it. Raises `OSError`."""
-    _attach(member, [(_RETURN, 0, 0, index)])
+    attach(member, [(_RETURN, 0, 0, index)])
 
 
 def pick_by_hash(member: socket.socket) -> None:
@@ -120,7 +120,7 @@ def is_at(listener: socket.socket, index: int, others: int) -> bool:
 def knock(listener: socket.socket, index: int, others: int) -> bool:
     """The same, but its process gets the connection, which comes from `KNOCKER`, unless it is for IPv6 alone."""
     was = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
-    source, target = _way(listener)
+    source, target = way(listener)
     with socket.socket(listener.family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         probe.settimeout(_PATIENCE)
@@ -128,7 +128,7 @@ def knock(listener: socket.socket, index: int, others: int) -> bool:
         probe.bind(source)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _MARK)
         try:
-            _attach(listener, _by_source(probe.getsockname()[1], index, others))
+            attach(listener, by_source(probe.getsockname()[1], index, others))
             # Who hangs up before we look has accepted. What it said of segments stays known.
             with suppress(ConnectionResetError):
                 probe.connect(target)
@@ -145,7 +145,7 @@ def _be_heard(probe: socket.socket) -> None:
         probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS, _TOO_MANY_HOPS)
 
 
-def _way(listener: socket.socket) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def way(listener: socket.socket) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """From where a connection of ours reaches this listener, and by which address."""
     name: tuple[Any, ...] = listener.getsockname()
     host, rest = name[0], name[1:]
@@ -158,7 +158,7 @@ def _way(listener: socket.socket) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     return (f"::ffff:{KNOCKER}", 0), ("::ffff:127.0.0.1", *rest)
 
 
-def _by_source(port: int, index: int, others: int) -> list[Instruction]:
+def by_source(port: int, index: int, others: int) -> list[Instruction]:
     """Picks one for what comes over the loopback from this port, another for all else."""
     return [
         (_LOAD_WORD, 0, 0, _INTERFACE),
@@ -175,7 +175,8 @@ def _by_source(port: int, index: int, others: int) -> list[Instruction]:
     ]
 
 
-def _attach(member: socket.socket, program: Sequence[Instruction]) -> None:
+def attach(member: socket.socket, program: Sequence[Instruction], option: int = _SO_ATTACH_REUSEPORT_CBPF) -> None:
+    """Have the kernel run a program for this socket, by default to pick one of its group. Raises `OSError`."""
     code = ctypes.create_string_buffer(b"".join(struct.pack("@HBBI", *instruction) for instruction in program))
     value = struct.pack("@HP", len(program), ctypes.addressof(code))
-    member.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, value)
+    member.setsockopt(socket.SOL_SOCKET, option, value)

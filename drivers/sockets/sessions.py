@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from drivers.sockets import left
 from drivers.sockets.connections import Ports
 from drivers.sockets.datagrams import crowd
-from drivers.sockets.hiding import hide, show
+from drivers.sockets.group import Unsteerable
+from drivers.sockets.hiding import hide, interface_of, is_hidden, show
 from drivers.sockets.listeners import look
 from drivers.sockets.reuseport import SO_BINDTOIFINDEX, Address, address_of, pick
-from drivers.sockets.steering import Unsteerable
 from protos.handover_pb2 import Reach, Sharing, Spot
 
 # Seconds in which a client that is at work sends something.
@@ -103,6 +103,23 @@ class Sessions:
         finally:
             for one in found:
                 one.close()
+
+    def regain(self, places: Mapping[int, Ports], led: int) -> None:
+        """Take up processes that a node which is gone led to, and have clients find this one, or nobody.
+
+        Raises `Unsteerable`, and `OSError`; then all of it is to be closed.
+        """
+        self._ports |= places
+        found = [(pid, one) for pid, ports in places.items() for one in _look(pid, ports)]
+        for pid, one in found:
+            address = address_of(one)._replace(interface=interface_of(one))
+            self._places.setdefault(address, Place(address)).others[pid] = one
+        for place in self._places.values():
+            for pid, one in list(place.others.items()):
+                if pid != led:
+                    hide(one)
+                elif not is_hidden(one):
+                    place.hold(pid)
 
     def hold(self, pid: int) -> None:
         """Keep the next process from being found where clients find this one. Raises `Unsteerable`."""

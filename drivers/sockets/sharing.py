@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.task import deferLater
@@ -17,11 +17,12 @@ from twisted.python.failure import Failure
 from drivers.sockets import left
 from drivers.sockets.connections import Ports, alive, deafen
 from drivers.sockets.datagrams import Datagrams
+from drivers.sockets.group import Unsteerable
 from drivers.sockets.listeners import Survey, survey
 from drivers.sockets.reuseport import Address
 from drivers.sockets.rights import Unreachable
 from drivers.sockets.sessions import Sessions
-from drivers.sockets.steering import Steering, Unsteerable
+from drivers.sockets.steering import Steering
 from node.contract.driver import NotShared
 from node.errors import CoreFailed
 from node.logs import Logger
@@ -33,6 +34,15 @@ T = TypeVar("T")
 
 # Seconds between two looks at whether a process has accepted a connection.
 POLL = 0.005
+
+
+class Reach(NamedTuple):
+    """A process, where it listens, and where it takes datagrams, clients having sessions there or not."""
+
+    pid: int
+    ports: Ports
+    datagrams: Ports
+    sessions: Ports
 
 
 class Sharing:
@@ -163,6 +173,21 @@ class Sharing:
         self._datagrams.unpack(sharing.datagrams, sockets)
         self._sessions.unpack(sharing, sockets)
 
+    async def regain(self, reaches: Collection[Reach]) -> None:
+        """Go on where a node ended that was killed, with these processes, oldest first: the last one is led to.
+
+        Nothing is known of how they were led but what the kernel tells. Raises `NotShared`.
+        """
+        self._members = {reach.pid: None for reach in reaches}
+        (*_, self._led) = self._members
+        try:
+            await self._steered(self._regain, reaches, self._led)
+        except NotShared:
+            self._members.clear()
+            self._led = None
+            await self._do(self._close)
+            raise
+
     def remain(self, pids: Collection[int]) -> None:
         """Of those that were left these live; the others have ended."""
         for pid in [pid for pid in self._members if pid not in pids]:
@@ -206,6 +231,12 @@ class Sharing:
                 self._datagrams.detach()
                 self._sessions.close()
             raise
+
+    def _regain(self, reaches: Collection[Reach], led: int) -> None:
+        self._steering.regain({reach.pid: reach.ports for reach in reaches}, led)
+        self._datagrams.regain({reach.pid: reach.datagrams for reach in reaches}, led)
+        self._sessions.regain({reach.pid: reach.sessions for reach in reaches}, led)
+        self._lead(led)
 
     def _quieten(self, pid: int) -> None:
         self._deafen(pid, True)

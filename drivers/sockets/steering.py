@@ -8,131 +8,15 @@ changes but by us, and a process that ends leaves a gap only where that moves no
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from drivers.sockets import left
 from drivers.sockets.connections import Ports
+from drivers.sockets.group import Group, Member, Unsteerable
 from drivers.sockets.listeners import Survey, look
-from drivers.sockets.reuseport import (
-    NOBODY,
-    RESET,
-    Address,
-    address_of,
-    deafen,
-    is_at,
-    knock,
-    pick,
-    pick_by_hash,
-    waiting,
-)
+from drivers.sockets.reuseport import Address, address_of, deafen, knock, waiting
 from protos import handover_pb2
-
-
-class Unsteerable(Exception):
-    """New connections cannot be led from one process to another. The text says why."""
-
-
-@dataclass
-class Member:
-    pid: int
-    listener: socket.socket
-    # A process that joined later has more.
-    order: int
-    alive: bool = True
-
-
-@dataclass
-class Group:
-    """Who listens on one address, in the kernel's order."""
-
-    address: Address
-    members: list[Member]
-    current: int = 0
-
-    @property
-    def listener(self) -> socket.socket:
-        """Any of them: what is set by one holds for all."""
-        return self.members[0].listener
-
-    def find(self, pid: int) -> int | None:
-        mine = [index for index, member in enumerate(self.members) if member.alive and member.pid == pid]
-        return mine[0] if mine else None
-
-    def expect(self, member: Member, index: int, others: int, way: Callable[[socket.socket, int, int], bool]) -> None:
-        """Make sure that it has this index."""
-        try:
-            found = way(member.listener, index, others)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise Unsteerable(f"{self.address} cannot be reached by the node itself: {reason}") from error
-        if not found:
-            raise Unsteerable(f"another process, too, listens on port {self.address.port}")
-
-    def begin(self) -> None:
-        """Make sure that the first one is alone, and keep those who come from being given connections."""
-        # Alone it is found at whichever index: at zero really, at the next one by hash.
-        for index in range(2):
-            self.expect(self.members[0], index, NOBODY, is_at)
-        pick(self.listener, 0)
-
-    def admit(self, member: Member) -> None:
-        self.members.append(member)
-        self.expect(member, len(self.members) - 1, self.current, is_at)
-        self.tidy()
-
-    def steer(self, index: int) -> None:
-        pick(self.listener, index)
-        self.current = index
-
-    def leave(self, index: int) -> int:
-        """Tell clients that were connected to it and not accepted, by a reset. Returns how many.
-
-        Its place is kept until the next one has joined: that may listen already, and the kernel would move it there.
-        """
-        member = self.members[index]
-        member.alive = False
-        deafen(member.listener)
-        lost = _empty(member.listener)
-        heirs = [place for place, other in enumerate(self.members) if other.alive]
-        if index == self.current and heirs:
-            self.steer(max(heirs, key=lambda place: self.members[place].order))
-        if not heirs:
-            self.tidy()
-        return lost
-
-    def tidy(self) -> None:
-        """Close listeners of processes that are gone, as far as nobody who is given connections has to move for it."""
-        while dead := [index for index, member in enumerate(self.members) if not member.alive]:
-            last = len(self.members) - 1
-            # With one other left, it is given all connections at whichever index.
-            if self.current == last and self.members[last].alive and last > 1:
-                return
-            self._close(dead[-1])
-
-    def release(self, *, by_hash: bool = False) -> None:
-        """Let go of all of them. One who is alone then has index zero, and keeps it when another one comes."""
-        alive = [member for member in self.members if member.alive]
-        for member in self.members:
-            if not member.alive:
-                member.listener.close()
-        if alive and by_hash:
-            pick_by_hash(alive[0].listener)
-        elif len(alive) == 1:
-            pick(alive[0].listener, 0)
-        for member in alive:
-            member.listener.close()
-
-    def _close(self, index: int) -> None:
-        """As the kernel does it: the last one moves into the gap."""
-        last = self.members.pop()
-        if index < len(self.members):
-            last, self.members[index] = self.members[index], last
-        last.listener.close()
-        if len(self.members) == 1:
-            self.current = 0
-            pick(self.listener, 0)
 
 
 @dataclass
@@ -168,6 +52,23 @@ class Steering:
             for listener in listeners:
                 listener.close()
         return seen
+
+    def regain(self, places: Mapping[int, Ports], led: int) -> None:
+        """Take up processes, oldest first, that a node which is gone steered, and lead to this one of them.
+
+        Raises `Unsteerable`; then all of it is to be closed.
+        """
+        for pid, ports in places.items():
+            seen, listeners = self._look(pid, ports)
+            self._joined += 1
+            for listener in listeners:
+                address = address_of(listener)
+                group = self._groups.setdefault(address, self._new_group(address, []))
+                group.members.append(Member(pid, listener, self._joined))
+            if seen.obstacles:
+                raise Unsteerable("; ".join(seen.obstacles))
+        for group in self._groups.values():
+            group.find_order(led)
 
     def steer(self, pid: int) -> None:
         """Have this process given all new connections of the addresses on which it listens."""
@@ -268,16 +169,3 @@ class Steering:
         else:
             group = self._groups[address] = self._new_group(address, [member])
             group.begin()
-
-
-def _empty(listener: socket.socket) -> int:
-    """Reset all connections that a process which is gone has not accepted."""
-    count = 0
-    listener.setblocking(False)
-    with suppress(OSError):  # none is left
-        while True:
-            connection, _ = listener.accept()
-            with connection:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-            count += 1
-    return count

@@ -14,7 +14,7 @@ from twisted.internet.protocol import ProcessProtocol
 from node.adoption import guard, standing
 from node.logs import Logger
 from node.secret_file import write_secret
-from protos.handover_pb2 import Run
+from protos.handover_pb2 import Handover
 
 
 class Adoption:
@@ -41,7 +41,7 @@ class Adoption:
         self._mark = mark
         self._sweep = sweep
 
-    def begin(self) -> Run | None:
+    def begin(self) -> Handover | None:
         """It is this node that runs from now on. Returns what an earlier one left. Raises `OSError`."""
         if not self._on:
             # No guard ends what this one runs.

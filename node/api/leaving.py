@@ -9,7 +9,7 @@ from node.adoption.standing import config_of
 from node.backend.desired import Accepted
 from node.backend.runner import Runner
 from node.backend.standing import Drainer, Standing
-from node.contract.driver import Driver, Generation, Gone, Heirs, Leaves, LeavesAll, NotNow, Plan, Recovers
+from node.contract.driver import Closes, Driver, Generation, Gone, Heirs, Leaves, LeavesAll, NotNow, Plan, Recovers
 from node.contract.routing import Routing
 from node.errors import CoreFailed, NodeError
 from node.logs import Logger
@@ -157,8 +157,10 @@ class Leaving:
                 if fault is not None:
                     raise fault
                 if left.run.mark:
-                    self._complete(left.run)
+                    self._complete(left)
                 current, draining = await self._recovered(left, plan, heirs)
+                if left.run.mark:
+                    draining = await self._regained(current, draining)
             except Exception as error:  # noqa: BLE001 - told: the program before goes on, or all is started anew
                 self._failed(_told(error))
                 return None
@@ -176,14 +178,35 @@ class Leaving:
 
         self._runner.inherit(recover)
 
-    def _complete(self, run: Run) -> None:
-        """A run of a node that was killed has counted this. Raises `CoreFailed` for one that is not meant."""
-        accepted, counters = self._runner.desired.accepted, self.booked.get(run.mark)
-        if accepted is None or config_of(accepted) != run.config:
+    def _complete(self, left: Handover) -> None:
+        """Runs of a node that was killed have counted this. Raises `CoreFailed` where the current one is not meant."""
+        accepted = self._runner.desired.accepted
+        if accepted is None or config_of(accepted) != left.run.config:
             raise CoreFailed("another configuration was accepted since")
-        if counters is None:
-            raise CoreFailed("what was counted of it is not known")
-        run.counters.update({name: value for name, value in counters.items() if name})
+        for run in (left.run, *left.draining):
+            counters = self.booked.get(run.mark)
+            if counters is not None:
+                run.counters.update({name: value for name, value in counters.items() if name})
+            elif run is left.run:
+                raise CoreFailed("what was counted of it is not known")
+        known = [run for run in left.draining if run.mark in self.booked]
+        del left.draining[:]
+        left.draining.extend(known)
+
+    async def _regained(self, current: Recovered | None, draining: list[Recovered]) -> list[Recovered]:
+        """Of a node that was killed: those that drain, if new connections are known to go to the current one."""
+        try:
+            if current is not None and not draining and isinstance(current.run, Closes):
+                # That node may have kept it closed.
+                await current.run.open_door()
+            if draining:
+                if current is None or self._together is None:
+                    raise CoreFailed("the core that served new connections is gone")
+                await self._together.regain([*(each.run for each in draining), current.run])
+        except CoreFailed as error:
+            self.log.warn("listeners are not as they should be, and cores do not drain: {reason}", reason=error.text)
+            return []
+        return draining
 
     def require_heir(self) -> None:
         """What was left has been taken by now, or never is."""

@@ -449,5 +449,11 @@ class LeavesAll(Driver, Protocol):
     def go_on(self, packed: bytes) -> None:
         """Go on where an earlier program ended; before a run is recovered. Raises `errors.CoreFailed`."""
 
+    async def regain(self, runs: Sequence[Generation]) -> None:
+        """Go on with runs of a node that was killed, oldest first; the last one is the current one.
+
+        After they are recovered. Raises `errors.CoreFailed`.
+        """
+
     def remain(self, pids: Collection[int]) -> None:
         """Of the runs that were left these live, and are recovered; the others have ended."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -60,7 +60,7 @@ class Changes:
     margins: Margins | None = None
     events: list[Packed] = field(default_factory=list)
     booked: dict[str, dict[str, int]] = field(default_factory=dict)
-    booked_only: str | None = None
+    booked_only: Collection[str] | None = None
 
     def __bool__(self) -> bool:
         return bool(
@@ -342,7 +342,8 @@ def _write_booked(connection: sqlite3.Connection, changes: Changes) -> None:
         rows = ((run, counter, value) for counter, value in {"": 0, **counters}.items())
         connection.executemany("INSERT OR REPLACE INTO booked VALUES (?, ?, ?)", rows)
     if changes.booked_only is not None:
-        connection.execute("DELETE FROM booked WHERE run != ?", (changes.booked_only,))
+        runs = tuple(changes.booked_only)
+        connection.execute(f"DELETE FROM booked WHERE run NOT IN ({', '.join('?' * len(runs))})", runs)  # noqa: S608 - ours
 
 
 def _write_limits(connection: sqlite3.Connection, limits: Mapping[str, bytes | None]) -> None:

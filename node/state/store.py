@@ -6,7 +6,7 @@ together into the next. A disk that does not take them is said once and tried ag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -186,10 +186,10 @@ class Store:
         self._changes.booked.setdefault(run, {}).update(counters)
         self._write()
 
-    def booked_only(self, run: str) -> None:
+    def booked_only(self, runs: Collection[str]) -> None:
         """Of other runs no counters are to be known."""
-        self._changes.booked = {mark: counters for mark, counters in self._changes.booked.items() if mark == run}
-        self._changes.booked_only = run
+        self._changes.booked = {mark: counters for mark, counters in self._changes.booked.items() if mark in runs}
+        self._changes.booked_only = runs
         self._write()
 
     def totals(self, rows: Iterable[Row]) -> None:

@@ -89,8 +89,8 @@ class Traffic:
         # Why the last reading of a generation brought nothing.
         self._faults: dict[Generation, str] = {}
         self._read_at = self._saved_at = float("-inf")
-        # The run that another node may go on with, and its mark.
-        self.lasting: tuple[Generation, str] | None = None
+        # The runs that another node may go on with, and their marks.
+        self._lasting: dict[Generation, str] = {}
         # Those that are told.
         self._sums: Mapping[Scope, Sequence[Row]] = {}
         # When the last reading began that brought the counters of every run.
@@ -148,22 +148,24 @@ class Traffic:
         self._note(self._ledger.changes())
         self._store.totals(self._ledger.totals.changes())
 
-    def last(self, run: Generation | None, mark: str = "") -> None:
-        """What is noted of this run's counters from now on is noted with its mark: another node may go on with it."""
-        self.lasting = (run, mark) if run is not None else None
-        if run is not None:
+    def last(self, runs: Mapping[Generation, str]) -> None:
+        """What is noted of these runs' counters from now on is noted with their marks: another node may need it."""
+        new = {run: mark for run, mark in runs.items() if run not in self._lasting}
+        self._lasting = dict(runs)
+        if new:
             # With the rows that have them.
             self.save()
+        for run, mark in new.items():
             self._store.booked(mark, self._ledger.known(run))
 
-    def last_only(self, mark: str) -> None:
+    def last_only(self) -> None:
         """Nobody goes on with any other run."""
-        self._store.booked_only(mark)
+        self._store.booked_only(frozenset(self._lasting.values()))
 
     @property
     def booked(self) -> dict[str, dict[str, int]]:
-        """All counters of that run that are booked, by its mark, for a store that has none of them."""
-        return {} if self.lasting is None else {self.lasting[1]: dict(self._ledger.known(self.lasting[0]))}
+        """All counters of those runs that are booked, by their marks, for a store that has none of them."""
+        return {mark: dict(self._ledger.known(run)) for run, mark in self._lasting.items()}
 
     async def settled(self, patience: float) -> None:
         """Have `totals` tell of now, what is on disk: it must not go back when the node is killed.
@@ -235,9 +237,9 @@ class Traffic:
 
     def _note(self, rows: Sequence[Row]) -> None:
         self._store.rows(rows)
-        if self.lasting is not None and rows:
-            run, mark = self.lasting
-            self._store.booked(mark, self._ledger.counters(run, rows))
+        if rows:
+            for run, mark in self._lasting.items():
+                self._store.booked(mark, self._ledger.counters(run, rows))
         if self._limits is not None:
             self._limits.saving([row.key for row in rows if row.scope is Scope.USER])
 

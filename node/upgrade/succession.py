@@ -19,7 +19,7 @@ from node.events.kinds import Kind
 from node.logs import Logger, LogRing
 from node.upgrade.handle import ONE, SEVERAL, Handle, places, write
 from node.upgrade.program import Program, Successor
-from protos.handover_pb2 import Handover, Run
+from protos.handover_pb2 import Handover
 
 # Seconds for calls that are under way when another version takes over.
 FINISH = 1.0
@@ -147,10 +147,10 @@ class Succession:
         if taken.failed:
             self._store.go_back()
 
-    def adopt(self, run: Run | None) -> None:
-        """Go on with a core whose node was killed, where no earlier version has left one."""
-        if run is not None and not self._left.format:
-            self._left.run.CopyFrom(run)
+    def adopt(self, left: Handover | None) -> None:
+        """Go on with cores whose node was killed, where no earlier version has left any."""
+        if left is not None and not self._left.format:
+            self._left.MergeFrom(left)
 
     @property
     def lock(self) -> int | None:

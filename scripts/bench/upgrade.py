@@ -1,11 +1,11 @@
 """What it costs to upgrade the node in place while users are at work, and controllers call.
 
-`python -m scripts.bench.upgrade [UPGRADES]` prints a row for each core: over all upgrades (else ten), each to another
-version number, how many of the live connections were dropped, how many new ones were made and how many of them failed,
-what the slowest took, how many calls were made on each interface, on one connection and on new ones, how many failed,
-and the longest: that is the gap. `took` is the median from the signal until the new version is ready, `gap` that of the
-longest call on an interface in each upgrade. `node MiB` is the proportional set size of the node before the first
-upgrade, at the worst moment (with the version that is tried beside it), and after the last.
+`python -m scripts.bench.upgrade [UPGRADES [USERS]]` prints a row for each core: over all upgrades (else ten), each to
+another version number, how many of the live connections were dropped, how many new ones were made and how many of
+them failed, what the slowest took, how many calls were made on each interface, on one connection and on new ones, how
+many failed, and the longest: that is the gap. `took` is the median from the signal until the new version is ready,
+`gap` that of the longest call on an interface in each upgrade. `node MiB` is the proportional set size of the node
+before the first upgrade, at the worst moment (with the version that is tried beside it), and after the last.
 """
 
 from __future__ import annotations
@@ -101,21 +101,21 @@ def memory(on: Stage) -> float:
     return 0.0
 
 
-def main(upgrades: int) -> None:
+def main(upgrades: int, users: int = USERS) -> None:
     print(machine())
-    print(f"{LIVE} live connections, {USERS:,} users, {upgrades} upgrades of each core's node")
+    print(f"{LIVE} live connections, {users:,} users, {upgrades} upgrades of each core's node")
     for name, request in {"Xray": on_xray, "sing-box": on_sing_box}.items():
         with tempfile.TemporaryDirectory() as directory:
             version = Version(Path(directory))
             with stage(PYTHONPATH=str(version.root)) as on:
-                measure(name, on, version, request, upgrades)
+                measure(name, on, version, request, upgrades, users)
     print(machine())
 
 
 def measure(
-    name: str, on: Stage, version: Version, request: Callable[[int, Crowd, int], Backend], upgrades: int
+    name: str, on: Stage, version: Version, request: Callable[[int, Crowd, int], Backend], upgrades: int, users: int
 ) -> None:
-    crowd, port = Crowd(USERS, [TAG]), free_port()
+    crowd, port = Crowd(users, [TAG]), free_port()
     on.controller.start(request(port, crowd, 0))
     ways = [(kind, anew) for kind in (RestController, RpcController) for anew in (False, True)]
     with ExitStack() as stack:
@@ -155,4 +155,4 @@ def upgrade(on: Stage, version: Version, name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else UPGRADES)
+    main(*map(int, sys.argv[1:] or [str(UPGRADES)]))

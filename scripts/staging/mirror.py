@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import ipaddress
 import re
 import tarfile
 import threading
@@ -15,6 +16,7 @@ from typing import Self
 
 from drivers.install import archive
 from drivers.install.releases import CORES
+from protos.xray_pb2 import Cidr, GeoIp, GeoIpList
 from scripts.staging.ports import free_port
 
 
@@ -105,3 +107,13 @@ if [ "$1" = version ]; then {executable} version | sed s/{version}/{new}/; exit;
 {before}
 exec {executable} "$@"
 """.encode()
+
+
+def listing(**networks: str) -> bytes:
+    """A geoip.dat with a list of one network for each name."""
+    entries = []
+    for name, network in networks.items():
+        at = ipaddress.ip_network(network)
+        cidr = Cidr(ip=at.network_address.packed, prefix=at.prefixlen)
+        entries.append(GeoIp(country_code=name.upper(), cidr=[cidr]))
+    return GeoIpList(entry=entries).SerializeToString()

@@ -1,4 +1,7 @@
-"""What is held of sockets, in another program of the node: it has the same descriptors, and nothing was closed."""
+"""What is held of sockets, in another program of the node: it has the same descriptors, and nothing was closed.
+
+Or what is left of it where a node was killed: nothing, and the kernel has closed all.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,23 @@ async def sharing(old: Sharing, reactor: PooledReactor) -> Sharing:
     found = Sharing(reactor)
     found.go_on(_read(packed))
     return found
+
+
+def killed(old: Steering | Sessions) -> None:
+    """The kernel closes what a process had, by the numbers of its descriptors."""
+    if isinstance(old, Sessions):
+        held = [one for place in old._places.values() for one in place.others.values()]
+        old._places.clear()
+    else:
+        held = [member.listener for group in old._groups.values() for member in group.members]
+        old._groups.clear()
+    for one in sorted(held, key=lambda one: one.fileno()):
+        one.close()
+
+
+def killed_sharing(old: Sharing) -> None:
+    for each in (old._steering, old._datagrams, old._sessions):
+        killed(each)
 
 
 def _read(packed: handover_pb2.Sharing) -> handover_pb2.Sharing:

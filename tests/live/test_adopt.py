@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from drivers.sockets import connections
 from protos.service_pb2 import UsersStat
 from scripts.staging import transfer
 from scripts.staging.controller import Controller, RestController, RpcController, traffic
@@ -191,6 +192,16 @@ def test_what_the_core_says_meanwhile_is_heard(
     with adopting.controller.logs() as reader:
         until(lambda: sum(words in line for line in reader.lines) >= 5, 10, "the lines of all five")
         assert sum(words in line for line in reader.lines) == 5
+
+
+def test_a_door_that_was_closed_is_opened(adopting: Adopting, home: Place, echo: EchoServer) -> None:
+    """By the node that was killed: whether it is to be closed is for the next one to say."""
+    run(adopting.controller, [home], [member(ANNA, home)])
+    handed(adopting.node)
+    core, ports = adopting.node.newest_core(), [range(home.port, home.port + 1)]
+    adopting.killed(lambda: connections.deafen(core, ports, True))
+    assert gets_in(home, ANNA, echo)
+    assert adopting.node.core_pids() == [core]
 
 
 def test_a_core_that_died_meanwhile_is_started_anew(adopting: Adopting, home: Place, echo: EchoServer) -> None:

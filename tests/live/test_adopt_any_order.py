@@ -41,7 +41,7 @@ class Killed(Chaos):
 
 @pytest.fixture
 def real(tmp_path: Path) -> Iterator[NodeProcess]:
-    with RealNode(tmp_path, ADOPT="on", DRAIN_TIMEOUT="1") as node:
+    with RealNode(tmp_path, ADOPT="on", DRAIN_TIMEOUT="4") as node:
         yield node
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import os
 import re
 import signal
@@ -16,11 +15,10 @@ import pytest
 from drivers.install.install import version_of
 from drivers.install.releases import CORES
 from protos import service_pb2 as pb
-from protos.xray_pb2 import Cidr, GeoIp, GeoIpList
 from scripts.staging.controller import Controller, ControllerError, RestController, RpcController
 from scripts.staging.echo import EchoServer
 from scripts.staging.inbounds import Kind
-from scripts.staging.mirror import Mirror, release, renamed
+from scripts.staging.mirror import Mirror, listing, release, renamed
 from scripts.staging.node import NodeProcess
 from scripts.staging.users import TestUser
 from scripts.staging.wait import until
@@ -207,16 +205,6 @@ def test_a_node_that_dies_meanwhile(
     assert gets_in(home, ANNA, echo)
     assert ended(rest, ask(rest, ground, version=NEW[ground.name], sha256=digest)).state == "done"
     assert rest.info().core_version == NEW[ground.name]
-
-
-def listing(**networks: str) -> bytes:
-    """A geoip.dat with a list of one network for each name."""
-    entries = []
-    for name, network in networks.items():
-        at = ipaddress.ip_network(network)
-        cidr = Cidr(ip=at.network_address.packed, prefix=at.prefixlen)
-        entries.append(GeoIp(country_code=name.upper(), cidr=[cidr]))
-    return GeoIpList(entry=entries).SerializeToString()
 
 
 ELSEWHERE = listing(private="10.0.0.0/8", blocked="203.0.113.0/24")

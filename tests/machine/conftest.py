@@ -12,8 +12,9 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ import pytest
 
 from scripts.staging.core import find_xray
 from scripts.staging.sing_box import find_sing_box
+from scripts.staging.wait import until
 from tests.harness.guest import Guest, Layers
 
 CLONE = Path(__file__).parents[2]
@@ -125,17 +127,39 @@ class Server:
 
     def visit(self, what: str) -> dict[str, object]:
         """See `tests.machine.visit`."""
+        return _last_of(self.guest.network(*self._visit(what)))
+
+    @contextmanager
+    def staying(self) -> Iterator[dict[str, object]]:
+        """Inside, a user stays connected, and others come anew; what became of them is known afterwards."""
+        found: dict[str, object] = {}
+        there, over = (self.visitor.with_name(f"{self.visitor.name}.{word}") for word in ("there", "over"))
+        for file in (there, over):
+            file.unlink(missing_ok=True)
+        with ThreadPoolExecutor(1) as pool:
+            visit = pool.submit(self.guest.network, *self._visit("stay"))
+            try:
+                until(lambda: there.exists() or visit.done(), 30, "the user is connected")
+                yield found
+            finally:
+                over.touch()
+            found |= _last_of(visit.result())
+
+    def _visit(self, what: str) -> Sequence[str | Path]:
         state, settings = (self.guest.root / path for path in ("var/lib/private/txnode", "etc/txnode/node.env"))
         [key] = re.findall(r"^API_KEY=(.*)$", settings.read_text(), re.MULTILINE)
         command = [sys.executable, "-m", "tests.machine.visit", what, state / "certificate.pem", key, self.visitor]
-        said = self.guest.network("env", f"--chdir={CLONE}", *command)
-        found: dict[str, object] = json.loads(said.splitlines()[-1])
-        return found
+        return ["env", f"--chdir={CLONE}", *command]
 
     def give(self, wheel: Wheel) -> list[str]:
         """The wheel, as `scripts/install` takes it."""
         shutil.copy(wheel.file, self.guest.root / "srv")
         return ["--from", f"/srv/{wheel.file.name}", "--sha256", wheel.digest]
+
+
+def _last_of(said: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads(said.splitlines()[-1])
+    return found
 
 
 @pytest.fixture(scope="session")

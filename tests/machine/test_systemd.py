@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 import time
+from typing import cast
 
 import psutil
 
 from scripts.staging.wait import until
 from tests.machine.conftest import CLONE, Server
+
+# Seconds in which users are served again when the node was killed: the unit waits for a moment, the node and its core
+# come up, here on a machine at work.
+SERVED = 6.0
 
 
 def _score(server: Server) -> str:
@@ -31,6 +36,69 @@ def test_it_is_ready_and_reloads(server: Server) -> None:
     guest.run("systemctl", "reload", "node")
     assert server.visit("start")["warnings"] == []  # its controller knows the new certificate alone
     assert guest.shows("MainPID") == process
+
+
+def test_a_reload_is_an_upgrade(server: Server) -> None:
+    """The process is the same, another program runs in it, and users notice nothing."""
+    server.visit("start")
+    ready = _ready(server)
+    with server.staying() as users:
+        server.guest.run("systemctl", "reload", "node")
+        until(lambda: _ready(server) > ready, 60, "it is ready again")
+        until(lambda: server.guest.shows("SubState") == "running", 30, "systemd knows it")
+        server.visit("use")
+    assert not users["dropped"] and users["echoed"]
+    assert server.guest.shows("NRestarts") == "0"
+
+
+def test_the_node_is_killed(server: Server) -> None:
+    """Everybody is disconnected, and served again within seconds."""
+    server.visit("start")
+    with server.staying() as users:
+        _kill(server)
+        server.visit("use")
+    assert users["dropped"], users
+    assert cast(float, users["longest"]) < SERVED
+
+
+def test_the_node_is_killed_and_its_core_lives_on(server: Server) -> None:
+    """With the drop-in nobody is dropped, and new users get in all the time; a stop ends all."""
+    guest = server.guest
+    guest.run("install", "-Dm644", "/srv/clone/deploy/node-adopt.conf", "/etc/systemd/system/node.service.d/adopt.conf")
+    guest.run("systemctl", "daemon-reload")
+    guest.run("systemctl", "restart", "node")
+    server.visit("start")
+    until(lambda: (guest.root / "var/lib/private/txnode/adopt/core").exists(), 20, "what the next node needs is there")
+    with server.staying() as users:
+        for _ in range(2):
+            _kill(server)
+            until(lambda: "goes on with the core" in _said(server), 30, "the next node goes on with it")
+            server.visit("use")
+    assert not users["dropped"] and users["echoed"]
+    assert cast(float, users["longest"]) < 1
+    guest.run("systemctl", "stop", "node")
+    until(
+        lambda: {process.name() for process in _processes(server)} & {"xray", "twistd", "python"} == set(),
+        20,
+        "all end",
+    )
+
+
+def _kill(server: Server) -> None:
+    before = int(server.guest.shows("NRestarts"))
+    server.guest.run("systemctl", "kill", "--kill-whom=main", "--signal=KILL", "node")
+    until(lambda: int(server.guest.shows("NRestarts")) > before, 30, "systemd has started it again")
+    until(lambda: server.guest.shows("SubState") == "running", 30, "it is ready")
+
+
+def _said(server: Server) -> str:
+    """By the node's last process."""
+    number = server.guest.shows("InvocationID")
+    return server.guest.run("journalctl", f"_SYSTEMD_INVOCATION_ID={number}", "--no-pager")
+
+
+def _ready(server: Server) -> int:
+    return server.guest.run("journalctl", "--unit", "node", "--no-pager").count(" is ready: REST")
 
 
 def test_users_are_served_in_the_sandbox(server: Server) -> None:

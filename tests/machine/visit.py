@@ -1,8 +1,12 @@
-"""A controller and a user of a node in another network: `python -m tests.machine.visit start|use PEM KEY FILE`.
+"""A controller and a user of a node in another network: `python -m tests.machine.visit start|use|stay PEM KEY FILE`.
 
-`start` has the node run an Xray with one user, who is then in FILE; both have the user get a megabyte through it, and
-wait until the node has counted all of that. Prints what the node says of itself, as JSON, but not that there is a newer
-Xray than the one of these tests.
+`start` has the node run an Xray with one user, who is then in FILE; it and `use` have the user get a megabyte through
+it, and wait until the node has counted all of that. Prints what the node says of itself, as JSON, but not that there is
+a newer Xray than the one of these tests.
+
+`stay` has that user connected, while others come anew again and again, until there is a file FILE.over; there is one
+FILE.there when they are. Prints how often the first one was answered, how many others were, for how many seconds at
+most none of them was served, and with `dropped` why the first one's connection ended, if it did.
 """
 
 from __future__ import annotations
@@ -10,7 +14,8 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from contextlib import closing
+import time
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,9 +27,10 @@ from scripts.staging.inbounds import SERVER_NAME, kinds
 from scripts.staging.target import Address
 from scripts.staging.users import TestUser
 from scripts.staging.wait import until
-from tests.conftest import Place, connection, member, run
+from tests.conftest import Place, connection, member, run, way
 
 _SIZE = 1024 * 1024
+_PAUSE = 0.02
 
 
 def visit(what: str, node: Address, file: Path) -> dict[str, object]:
@@ -44,6 +50,32 @@ def visit(what: str, node: Address, file: Path) -> dict[str, object]:
         return {"version": info.version, "core": info.core_version, "warnings": warnings}
 
 
+def stay(file: Path) -> dict[str, object]:
+    port, person = json.loads(file.read_text())
+    there, over = (file.with_name(f"{file.name}.{word}") for word in ("there", "over"))
+    with EchoServer() as echo, tempfile.TemporaryDirectory() as directory:
+        kind = kinds(certs.make(Path(directory), [SERVER_NAME]), cover_port=1)["vless-raw"]
+        place, visitor = Place(kind, "main", port), TestUser(**person)
+        with way(place, visitor) as entrance, transfer.connect(entrance, echo) as link:
+            echoed, came, dropped, served, longest = 0, 0, "", time.monotonic(), 0.0
+            last = False
+            while not last:
+                last = over.exists()
+                try:
+                    if not dropped:
+                        transfer.echo(link, bytes(1000))
+                        echoed += 1
+                except OSError as error:
+                    dropped = str(error)
+                with suppress(OSError), transfer.connect(entrance, echo) as other:
+                    transfer.echo(other, b"new")
+                    came, longest, served = came + 1, max(longest, time.monotonic() - served), time.monotonic()
+                there.touch()
+                time.sleep(_PAUSE)
+            longest = max(longest, time.monotonic() - served)
+    return {"echoed": echoed, "came": came, "longest": longest, "dropped": dropped}
+
+
 def _served(controller: Controller, place: Place, visitor: TestUser, echo: EchoServer) -> None:
     controller.stats(UsersStat, reset=True)
     with connection(place, visitor, echo) as link:
@@ -58,4 +90,4 @@ def _counted(controller: Controller, visitor: TestUser) -> int:
 if __name__ == "__main__":
     _what, _pem, _key, _file = sys.argv[1:]
     _node = Address("127.0.0.1", 62051, 62050, _key, Path(_pem).read_text())
-    print(json.dumps(visit(_what, _node, Path(_file))))
+    print(json.dumps(stay(Path(_file)) if _what == "stay" else visit(_what, _node, Path(_file))))

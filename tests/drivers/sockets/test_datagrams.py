@@ -12,7 +12,7 @@ import pytest
 
 from drivers.sockets import datagrams
 from drivers.sockets.datagrams import Datagrams
-from drivers.sockets.steering import Unsteerable
+from drivers.sockets.group import Unsteerable
 from tests.harness import handed_on
 from tests.harness.answering import NOBODY, Port, end
 
@@ -63,6 +63,25 @@ def test_handed_on(port: Port) -> None:
     port.steering.steer(old.pid)
     assert port.met() == {"a"}
     port.steering.close()
+
+
+def test_the_node_is_killed(port: Port) -> None:
+    """Another one finds out who is where without a word to any, whoever has ended before."""
+    steering = port.steering
+    assert isinstance(steering, Datagrams)
+    a, b, c, d = (port.join(name) for name in "abcd")
+    steering.steer(c.pid)
+    end(a)
+    steering.leave(a.pid)
+    for led, there in ((c, (b, c, d)), (b, (b, c, d)), (d, (c, d)), (d, (d,))):
+        for gone in {b, c, d} - set(there):
+            end(gone)
+        handed_on.killed(steering)
+        port.steering = steering = Datagrams()
+        steering.regain({one.pid: port.ports for one in there}, led.pid)
+        assert port.met() == {"bcd"[[b, c, d].index(led)]}
+    port.join("e")
+    assert port.met() == {"d"}
 
 
 def test_before_an_end(port: Port) -> None:

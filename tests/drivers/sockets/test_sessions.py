@@ -13,10 +13,10 @@ from unittest import mock
 import pytest
 
 from drivers.sockets import sessions
+from drivers.sockets.group import Unsteerable
 from drivers.sockets.hiding import hide, show
 from drivers.sockets.reuseport import address_of
 from drivers.sockets.sessions import Sessions
-from drivers.sockets.steering import Unsteerable
 from scripts.staging.wait import until
 from tests.harness import handed_on
 from tests.harness.answering import NOBODY, Port, answer, end
@@ -115,6 +115,30 @@ def test_led_again_and_again(led: Led) -> None:
     for one in olds:
         led.end(one)
         assert led.met() == {"d"}
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_node_is_killed(led: Led, dark: bool) -> None:
+    """Another one has clients find whom it is told, where they found that one before or, just then, nobody."""
+    old = led.join("a")
+    led.sessions.hold(old.pid)
+    new = led.join("b")
+    led.lead(new)
+    if dark:
+        led.sessions.silence(new.pid)
+    handed_on.killed(led.sessions)
+    led.sessions = led.port.steering = Sessions()
+    led.sessions.regain({one.pid: led.port.ports for one in (old, new)}, new.pid)
+    led.lead(new)
+    assert led.met() == {"b"}
+    led.sessions.hold(new.pid)
+    newest = led.join("c")
+    assert led.met() == {"b"}
+    led.end(old)
+    with led.told():
+        led.lead(newest)
+    led.end(new)
+    assert led.met() == {"c"}
 
 
 def test_handed_on(led: Led) -> None:

@@ -15,7 +15,7 @@ from twisted.trial.unittest import TestCase
 from drivers.sockets import connections
 from drivers.sockets.connections import Ports
 from drivers.sockets.sessions import Sessions
-from drivers.sockets.sharing import Sharing
+from drivers.sockets.sharing import Reach, Sharing
 from node.contract.driver import NotShared
 from node.errors import CoreFailed
 from scripts.staging.ports import free_port
@@ -95,6 +95,34 @@ class SharingTests(TestCase):
         await self.end(old)
         self.assertFalse(self.sharing.has(current.pid))
         self.assertEqual({meet(self.first) for _ in range(20)}, {"c"})
+
+    async def test_the_node_is_killed(self) -> None:
+        """Another one leads on to the last of them, and others go their way; who does not listen there is not met."""
+        old = await self.joined("a")
+        dead, current = await self.joined("b"), await self.joined("c", self.first)
+        await self.sharing.lead(current.pid)
+        handed_on.killed_sharing(self.sharing)
+        dead.kill()
+        self.sharing = Sharing(reactor)
+        await self.sharing.regain([Reach(one.pid, self.ports, [], []) for one in (old, current)])
+        self.assertEqual([self.sharing.drains(each.pid) for each in (old, current)], [True, False])
+        self.assertEqual({meet(self.first) for _ in range(20)}, {"c"})
+        self.assertRaises(TimeoutError, meet, self.second, 0.2)
+        await self.sharing.lead(old.pid)
+        self.assertEqual((meet(self.first), meet(self.second)), ("a", "a"))
+        await self.end(old)
+        self.assertFalse(self.sharing.has(current.pid))
+        self.assertEqual({meet(self.first) for _ in range(20)}, {"c"})
+
+    async def test_the_node_is_killed_and_a_stranger_is_there(self) -> None:
+        """Nobody is held then."""
+        current = await self.joined("a")
+        handed_on.killed_sharing(self.sharing)
+        self.start("x")
+        self.sharing = Sharing(reactor)
+        with self.assertRaisesRegex(NotShared, "another process"):
+            await self.sharing.regain([Reach(current.pid, self.ports, [], [])])
+        self.assertFalse(self.sharing.has(current.pid))
 
     async def test_one_alone_is_not_handed_on(self) -> None:
         """It has its listeners for itself again."""

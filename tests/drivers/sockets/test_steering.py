@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivers.sockets.connections import Ports, peers
+from drivers.sockets.group import Unsteerable
 from drivers.sockets.listeners import survey
 from drivers.sockets.reuseport import RESET, knock
-from drivers.sockets.steering import Steering, Unsteerable
+from drivers.sockets.steering import Steering
 from scripts.staging.ports import free_port
 from scripts.staging.wait import until
 from tests.harness import handed_on
@@ -74,6 +75,12 @@ class Port:
         one.kill()
         return self.steering.leave(one.pid)
 
+    def killed(self, alive: Sequence[Greeter], current: Greeter) -> None:
+        """The node that steers is, and another one finds what there is."""
+        handed_on.killed(self.steering)
+        self.steering = Steering()
+        self.steering.regain({one.pid: self.ports for one in alive}, current.pid)
+
     def __enter__(self) -> Port:
         return self
 
@@ -91,8 +98,8 @@ def port() -> Iterator[Port]:
 # Whom they meet
 
 # What happens to processes: one comes, new connections are led to one of them, or one ends; which, counted in the order
-# in which they came. Or all of them are handed on to another program of the node.
-WORDS = ["join", "join", "steer", "end", "end", "hand on", "hand on"]
+# in which they came. Or all of them are handed on to another program of the node, or found again by another node.
+WORDS = ["join", "join", "steer", "end", "end", "hand on", "hand on", "kill", "kill"]
 STEPS = st.lists(st.tuples(st.sampled_from(WORDS), st.integers(0, 9)), min_size=10, max_size=16)
 
 
@@ -119,6 +126,10 @@ def test_whatever_comes_and_goes(steps: list[tuple[str, int]]) -> None:
                     port.end(one)
                 elif step == "hand on":
                     port.steering = handed_on.steering(port.steering)
+                elif step == "kill":
+                    assert visitors.strays(current.name, since, time.monotonic()) == []
+                    port.killed(alive, current)
+                    since = time.monotonic()
                 visitors.more(10)
             assert visitors.strays(current.name, since, time.monotonic()) == []
             for one in [one for one in alive if one is not current]:
@@ -163,6 +174,50 @@ def test_thousands_of_connections_over_many_generations(hosts: list[str], reache
             old = new
         assert len(visitors.visits) > 1000
         assert visitors.failed == []
+
+
+@pytest.mark.parametrize("hosts", [["127.0.0.1"], ["0.0.0.0"], ["::1"], ["::"], ["127.0.0.1", "::1"]])
+def test_the_node_is_killed(hosts: list[str]) -> None:
+    """Another one finds out who is where, whoever has ended before, and meanwhile; a stranger is noticed."""
+    with Port(hosts) as port, Visitors([port.address] * 2) as visitors:
+        a, b, c, d, e = (port.join() for _ in NAMES[:5])
+        port.steering.steer(e.pid)
+        since = time.monotonic()
+        port.killed([a, b, c, d, e], e)
+        visitors.more(50)
+        assert visitors.strays(e.name, since, time.monotonic()) == []
+        # Its place goes with the node.
+        port.rest(b)
+        port.end(b)
+        handed_on.killed(port.steering)
+        c.kill()
+        port.steering = Steering()
+        port.steering.regain({one.pid: port.ports for one in (a, d, e)}, e.pid)
+        since = time.monotonic()
+        visitors.more(50)
+        new = port.join()
+        visitors.more(20)
+        assert visitors.strays(e.name, since, time.monotonic()) == []
+        port.steering.steer(new.pid)
+        since = time.monotonic()
+        visitors.more(20)
+        for one in (a, d, e):
+            port.rest(one)
+            port.end(one)
+        visitors.more(20)
+        assert visitors.strays(new.name, since, time.monotonic()) == []
+
+
+def test_a_stranger_after_the_node_was_killed(port: Port) -> None:
+    """Who came meanwhile is at the end of all, and is not led to."""
+    old, new = port.join(), port.join()
+    port.steering.steer(new.pid)
+    handed_on.killed(port.steering)
+    port.start()
+    old.kill()
+    port.steering = Steering()
+    with pytest.raises(Unsteerable, match="another process"):
+        port.steering.regain({new.pid: port.ports}, new.pid)
 
 
 def test_who_joins_gets_nobody_until_it_is_led_to(port: Port) -> None:
