@@ -23,6 +23,8 @@ from protos.handover_pb2 import Handover
 
 # Seconds for calls that are under way when another version takes over.
 FINISH = 1.0
+# The exit status of a node that no version of it can follow.
+FAILURE = 1
 # Turns of the reactor in which a signal that it has heard already ends the node.
 TURNS = 3
 
@@ -259,6 +261,8 @@ class Succession:
         except Exception as error:
             if self._closed:
                 self.log.critical("the node ends: the next version cannot be run: {error}", error=str(error))
+                # A failure, so that systemd starts it again.
+                self._reactor.addSystemEventTrigger("after", "shutdown", os._exit, FAILURE)
                 self._reactor.stop()
                 return ""
             # This version goes on, whatever it was.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -48,13 +49,14 @@ class Becoming:
 
     def __init__(self) -> None:
         self.become_of: list[int] = []
+        self.fault: Exception | None = None
 
     def words(self, silence: float | None) -> dict[str, object]:
         return {}
 
     def become(self, handle: int, environment: object) -> None:
         self.become_of.append(handle)
-        raise Executed
+        raise self.fault or Executed
 
 
 async def nothing(*_: object) -> None:
@@ -139,6 +141,17 @@ def test_one_that_is_to_end(ends: bool, house: House) -> None:
     house.upgrade()
     assert house.program.become_of == ([] if ends else [7])
     assert not house.port.reading and house.closings == 1
+
+
+def test_no_version_can_be_run(house: House) -> None:
+    """All is closed by then: the process ends with a failure, and whoever looks after it starts it again."""
+    ends: list[object] = []
+    clock: Any = house.clock
+    clock.addSystemEventTrigger = lambda *words: ends.append(words)
+    clock.stop = lambda: ends.append("stop")
+    house.program.fault = OSError("no such file")
+    assert house.upgrade() == ""
+    assert ends == [("after", "shutdown", os._exit, 1), "stop"]
 
 
 @pytest.mark.parametrize(
