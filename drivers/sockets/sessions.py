@@ -110,10 +110,10 @@ class Sessions:
         Raises `Unsteerable`, and `OSError`; then all of it is to be closed.
         """
         self._ports |= places
-        found = [(pid, one) for pid, ports in places.items() for one in _look(pid, ports)]
-        for pid, one in found:
-            address = address_of(one)._replace(interface=interface_of(one))
-            self._places.setdefault(address, Place(address)).others[pid] = one
+        for pid, ports in places.items():
+            for one in _look(pid, ports):
+                address = address_of(one)._replace(interface=interface_of(one))
+                self._places.setdefault(address, Place(address)).others[pid] = one
         for place in self._places.values():
             for pid, one in list(place.others.items()):
                 if pid != led:

@@ -222,7 +222,8 @@ class Succession:
         self._handle.commit()
         for held in self._left.ports.values():
             os.close(held)
-        self._left.ClearField("ports")
+        # It may be much.
+        self._left = Handover(format=self._left.format)
         if self._ending:
             return
         self._commit()
