@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-from twisted.internet.defer import maybeDeferred
+from twisted.internet.defer import CancelledError, ensureDeferred, maybeDeferred
 from twisted.internet.task import deferLater
 
 from node import __version__
-from node.contract.driver import Heirs, NotNow
+from node.contract.driver import NotNow
 from node.errors import Aborted
 from node.events.journal import Journal
 from node.events.kinds import Kind
 from node.logs import Logger, LogRing
 from node.upgrade.handle import ONE, SEVERAL, Handle, places, write
+from node.upgrade.parts import Backend, Calls, Connections, State, Store, Systemd
 from node.upgrade.program import Program, Successor
+from node.waiting import lasting
 from protos.handover_pb2 import Handover
 
 # Seconds for calls that are under way when another version takes over.
@@ -27,67 +29,6 @@ FINISH = 1.0
 FAILURE = 1
 # Turns of the reactor in which a signal that it has heard already ends the node.
 TURNS = 3
-
-
-class Backend(Protocol):
-    """What runs: see `node.api.operations`."""
-
-    def unsteady(self, several: bool) -> str: ...
-
-    async def rehearse(self) -> None: ...
-
-    async def leave(self, several: bool, go: Callable[[Handover], Awaitable[None]]) -> None: ...
-
-    def inherit(self, left: Handover, heirs: Heirs) -> None: ...
-
-    def rest(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-
-class Calls(Protocol):
-    """What controllers ask."""
-
-    def end_readers(self) -> None: ...
-
-    def idle(self) -> bool: ...
-
-    def close(self) -> None: ...
-
-
-class Connections(Protocol):
-    """What they ask by."""
-
-    async def finish(self, seconds: float, idle: Callable[[], bool]) -> None: ...
-
-
-class Store(Protocol):
-    """What outlives the process."""
-
-    @property
-    def fault(self) -> str: ...
-
-    def go_back(self) -> None: ...
-
-    async def flush(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-
-class Systemd(Protocol):
-    """Is told of it."""
-
-    def reloading(self) -> None: ...
-
-    @property
-    def silence(self) -> float | None: ...
-
-
-class State(Protocol):
-    """The node's own directory."""
-
-    @property
-    def lock(self) -> int: ...
 
 
 class Succession:
@@ -281,6 +222,14 @@ class Succession:
             raise NotNow("the node is ending")
         self._tell(Kind.NODE_UPGRADING, f"the node becomes {version}", {"version": version})
         self._closed = True
+        try:
+            await lasting(ensureDeferred(self._close_and_become(program, runs)))
+        except CancelledError:
+            # The node's end ends whatever has to do with cores; what is being closed is closed all the same.
+            if not self._ending:
+                raise
+
+    async def _close_and_become(self, program: Program, runs: Handover) -> None:
         for end in (self._calls.close, self._backend.rest, self._journal.close, self._store.close):
             try:
                 await maybeDeferred(end)

@@ -143,6 +143,27 @@ def test_one_that_is_to_end(ends: bool, house: House) -> None:
     assert not house.port.reading and house.closings == 1
 
 
+def test_the_end_while_all_is_being_closed(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends whatever has to do with cores, this too: what is being closed is closed, and nothing comes after it."""
+    closing: Deferred[None] = Deferred()
+    closed: list[str] = []
+
+    async def close() -> None:
+        await closing
+        closed.append("the state")
+
+    house.store.close = close
+    work: Deferred[str] = ensureDeferred(house.succession.succeed(cast(Program, house.program), NEXT))
+    house.succession.end()
+    work.cancel()
+    closing.callback(None)
+    house.clock.pump([0.0] * 20)
+    assert closed == ["the state"] and not house.program.become_of
+    outcomes: list[object] = []
+    work.addBoth(outcomes.append)
+    assert outcomes == [""]
+
+
 def test_no_version_can_be_run(house: House) -> None:
     """All is closed by then: the process ends with a failure, and whoever looks after it starts it again."""
     ends: list[object] = []
