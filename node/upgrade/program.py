@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -137,7 +138,7 @@ def keep(kept: Path) -> None:
         (new / PLUGIN).parent.mkdir(parents=True)
         shutil.copy2(root / PLUGIN, new / PLUGIN)
         if kept.exists():
-            kept.rename(old)
+            _put_aside(kept, old)
         new.rename(kept)
     except OSError:
         # What is there is another version, which is no way back to this one.
@@ -146,6 +147,16 @@ def keep(kept: Path) -> None:
         raise
     finally:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _put_aside(kept: Path, old: Path) -> None:
+    try:
+        kept.rename(old)
+    except OSError as error:
+        # A directory of an image's layer cannot be renamed (overlayfs).
+        if error.errno != errno.EXDEV:
+            raise
+        shutil.rmtree(kept)
 
 
 def _interpreter(word: str) -> str:

@@ -129,6 +129,22 @@ def test_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (kept / "node").stat().st_ino == before
 
 
+def test_kept_where_an_image_has_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory of a layer below cannot be renamed there, but replaced."""
+    kept, rename = tmp_path / "program", Path.rename
+    (kept / "node").mkdir(parents=True)
+    (kept / "node" / "old.py").touch()
+
+    def overlaid(path: Path, target: Path) -> Path:
+        if path == kept:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", overlaid)
+    program.keep(kept)
+    assert (kept / "node" / "tap.py").is_file() and not (kept / "node" / "old.py").exists()
+
+
 def test_what_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an earlier version has kept is no way back to this one: on a full disk there is none."""
     kept = tmp_path / "program"
