@@ -17,6 +17,7 @@ from node.events.journal import Tells
 from node.logs import LogRing
 from node.periodic import Periodic
 from node.reactor import PooledReactor
+from node.secret_file import clear
 from node.updates.chosen import Record
 from node.updates.cores import Cores
 from node.updates.jobs import DONE, FAILED, RUNNING, Jobs, Refused, Step
@@ -64,6 +65,7 @@ class Updates:
     ) -> None:
         tool, trial = Tool(run, environment, policy.proxy), Trial(reactor, runner)
         self.jobs = Jobs(reactor, directory / "jobs", ring, journal, now)
+        self._directory = directory
         self._policy = policy
         self._drivers = drivers
         self._record = record
@@ -151,6 +153,8 @@ class Updates:
 
     def load(self) -> None:
         """What an earlier program left; blocking, brief. What one that was killed was about to bring in goes."""
+        for name in ("jobs", "chosen"):
+            clear(self._directory / name)
         self._left = self.jobs.load()
         self._cores.clear()
         self._lists.clear()
