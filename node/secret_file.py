@@ -29,6 +29,12 @@ def write_secret(path: Path, data: bytes, mode: int = 0o600) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def clear(path: Path) -> None:
+    """What a process that was killed has left of writing `path`, whose name may have wildcards. Raises `OSError`."""
+    for left in path.parent.glob(f".{path.name}.*"):
+        left.unlink(missing_ok=True)
+
+
 def exposed(path: Path) -> bool:
     """Everybody on the machine may read or write it. Of a group the node does not know who is in it."""
     try:

@@ -294,6 +294,7 @@ class NodeService(Service):
         try:
             self._succession.take()
             self._state.claim(self._succession.lock)
+            self._upgrades.prepare()
             self._certificates.load()
             self._keyring.load()
             self._succession.adopt(self._adoption.begin())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar, cast
 
-from twisted.internet.defer import Deferred, DeferredList, ensureDeferred
+from twisted.internet.defer import CancelledError, Deferred, DeferredList, ensureDeferred
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -16,6 +16,16 @@ def lasting(work: Deferred[T]) -> Deferred[T]:
     outcome: Deferred[T] = Deferred()
     work.addCallbacks(outcome.callback, outcome.errback)
     return outcome
+
+
+async def finished(work: Coroutine[Any, Any, T]) -> T:
+    """The outcome of work that is not broken off: a caller who is cancelled hears of that when it has ended."""
+    going = ensureDeferred(work)
+    try:
+        return await lasting(going)
+    except CancelledError:
+        await going
+        raise
 
 
 async def together(works: Iterable[Coroutine[Any, Any, T] | Deferred[T]]) -> list[T]:

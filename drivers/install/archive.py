@@ -106,7 +106,8 @@ def unpack(archive: Path, members: Iterable[str], into: Path) -> None:
     take = _from_tar if archive.name.endswith(".tar.gz") else _from_zip
     try:
         take(archive, members, into)
-    except (OSError, EOFError, KeyError, zipfile.BadZipFile, tarfile.TarError, zlib.error) as error:
+    # A member that needs a password, or is packed in a way that is not known, is a RuntimeError.
+    except (OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, tarfile.TarError, zlib.error) as error:
         raise Unavailable(f"cannot unpack {archive.name}: {error}") from error
 
 

@@ -8,8 +8,9 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPException, HTTPMessage, HTTPResponse
 from pathlib import Path
+from typing import IO
 from urllib.error import HTTPError
 
 from drivers.install.archive import LIMIT, PATIENCE, SILENCE
@@ -43,7 +44,7 @@ def fetch(url: str, sha256: str, into: Path, tell: Progress = lambda _, __: None
             time.sleep(PAUSE)
     found = _digest(part)
     if found != sha256:
-        part.unlink()
+        part.unlink(missing_ok=True)
         raise DigestMismatch(f"{url} has the SHA-256 {found}, and not {sha256}: nothing of it is used")
     part.replace(into)
 
@@ -83,8 +84,12 @@ def _store(reply: HTTPResponse, part: Path, mode: str, there: int, total: int, t
             if not chunk:
                 break
             there += len(chunk)
-            if there > LIMIT or time.monotonic() > deadline:
-                raise InstallError(f"{reply.url}: given up after {there} bytes: too large or too slow")
+            if there > LIMIT:
+                # No later try could go on with it.
+                part.unlink()
+                raise InstallError(f"{reply.url}: given up after {there} bytes: too large")
+            if time.monotonic() > deadline:
+                raise InstallError(f"{reply.url}: given up after {there} bytes: too slow")
             write(chunk)
             tell(there, total)
     if total and there != total:
@@ -94,9 +99,11 @@ def _store(reply: HTTPResponse, part: Path, mode: str, there: int, total: int, t
 @contextmanager
 def _written(part: Path, mode: str) -> Iterator[Callable[[bytes], object]]:
     try:
-        with part.open(mode, buffering=0) as file:
+        with part.open(mode) as file:
             yield file.write
     except OSError as error:
+        # It is not whole, and a disk that is full has others who need it.
+        part.unlink(missing_ok=True)
         raise InstallError(f"{part} cannot be written: {error.strerror}") from error
 
 
@@ -112,10 +119,21 @@ def _opened(url: str, headers: dict[str, str]) -> HTTPResponse:
         raise InstallError(f"{url}: an address to fetch from must start with https:// or http://")
     try:
         request = urllib.request.Request(url, headers={"User-Agent": "txnode", **headers})  # noqa: S310
-        reply: HTTPResponse = urllib.request.urlopen(request, timeout=SILENCE)  # noqa: S310 - the scheme is checked
+        reply: HTTPResponse = urllib.request.build_opener(_Redirects).open(request, timeout=SILENCE)
     except ValueError as error:
         raise InstallError(f"{url} is no address to fetch from: {error}") from error
     return reply
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Those that lead away from HTTP, or from where nobody on the way can read and write, are not followed."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> urllib.request.Request | None:
+        if not newurl.lower().startswith(("https://",) if req.type == "https" else ("https://", "http://")):
+            raise HTTPError(req.full_url, code, "a redirect that is not followed, for it leaves HTTPS", headers, fp)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def _digest(path: Path) -> str:

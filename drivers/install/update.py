@@ -14,7 +14,8 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
@@ -67,10 +68,9 @@ def bring_core(core: Core, url: str, into: Path) -> Path:
         file = into / f"{wanted.sha256[:16]}-{wanted.name}"
         _clear(into, file)
         _bring(f"{url.rstrip('/')}/v{core.version}/{wanted.name}", wanted.sha256, file)
-        new = Path(mkdtemp(prefix=NEW, dir=into))
-        archive.unpack(file, wanted.members, new)
-        _try(core, new / core.executable)
-        _settle(new, place)
+        with _settled(place) as new:
+            archive.unpack(file, wanted.members, new)
+            _try(core, new / core.executable)
         file.unlink()
     else:
         _try(core, place / core.executable)
@@ -100,12 +100,11 @@ def bring_lists(wanted: Sequence[str], url: str, into: Path, kept: Path | None) 
     _clear(into, *files.values())
     for name, file in files.items():
         _bring(f"{url.rstrip('/')}/{name}", digests[name], file)
-    new = Path(mkdtemp(prefix=NEW, dir=into))
-    for name, file in files.items():
-        file.replace(new / name)
-    for path in others:
-        shutil.copy2(path, new / path.name)
-    _settle(new, place)
+    with _settled(place) as new:
+        for name, file in files.items():
+            file.replace(new / name)
+        for path in others:
+            shutil.copy2(path, new / path.name)
     return place
 
 
@@ -173,13 +172,20 @@ def _clear(into: Path, *kept: Path) -> None:
             path.unlink()
 
 
-def _settle(new: Path, place: Path) -> None:
-    """On disk first, then in its place: whole or not at all."""
-    for path in new.iterdir():
-        _sync(path)
-    new.chmod(0o700)
-    _sync(new)
-    new.rename(place)
+@contextmanager
+def _settled(place: Path) -> Iterator[Path]:
+    """A new directory: on disk first, then in its place, whole or not at all."""
+    new = Path(mkdtemp(prefix=NEW, dir=place.parent))
+    try:
+        yield new
+        for path in new.iterdir():
+            _sync(path)
+        new.chmod(0o700)
+        _sync(new)
+        new.rename(place)
+    finally:
+        # Not there any more where all went well; else a full disk would stay full.
+        shutil.rmtree(new, ignore_errors=True)
     _sync(place.parent)
 
 

@@ -13,7 +13,7 @@ from twisted.internet.protocol import ProcessProtocol
 
 from node.adoption import guard, standing
 from node.logs import Logger
-from node.secret_file import write_secret
+from node.secret_file import clear, write_secret
 from protos.handover_pb2 import Handover
 
 
@@ -48,6 +48,8 @@ class Adoption:
             shutil.rmtree(self._directory, ignore_errors=True)
             return None
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in standing.NAMES:
+            clear(self._directory / name)
         left = standing.read(self._directory)
         pid = os.getpid()
         write_secret(self._directory / guard.NODE, f"{pid} {guard.began(pid)}".encode())

@@ -15,8 +15,9 @@ import time
 NODE, LOCK = "node", "guard"
 # What stands before the mark in an environment.
 VARIABLE = b"TXNODE_OWNER="
-# Seconds between two looks.
+# Seconds between two looks, and for which one that is about to end is waited for: it may have missed the node of now.
 LOOK = 1.0
+ENDS = 5.0
 BEGAN = 19
 
 
@@ -82,11 +83,22 @@ def main(directory: str, mark: str, seconds: str) -> None:
         return
     os.setsid()
     lock = os.open(os.path.join(directory, LOCK), os.O_RDWR | os.O_CREAT, 0o600)  # noqa: PTH118
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return
-    watch(directory, mark.encode(), float(seconds))
+    if alone(lock):
+        watch(directory, mark.encode(), float(seconds))
+
+
+def alone(lock: int) -> bool:
+    """Whether there is no other one; one that goes on has the lock all the time."""
+    until = time.monotonic() + ENDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(LOOK / 10)
+        else:
+            return True
 
 
 if __name__ == "__main__":

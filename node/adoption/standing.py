@@ -30,6 +30,7 @@ from protos.handover_pb2 import Handover, Run, Standing
 FORMAT = 1
 # The current run, and those that drain, each with its process number.
 FILE, DRAINS = "core", "drains-{}"
+NAMES = guard.NODE, FILE, DRAINS.format("*")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -163,7 +164,12 @@ def mark_of(run: Generation | None) -> str:
     """What tells a run's process from all others that there were; empty where it has none."""
     pid = run.pid if isinstance(run, HasProcess) else None
     began = guard.began(pid) if pid is not None else ""
-    return f"{_BOOT.read_text().strip()}:{pid}:{began}" if began else ""
+    return f"{_boot()}:{pid}:{began}" if began else ""
+
+
+def _boot() -> str:
+    """Which start of the machine this is: after it process numbers, and when processes began, are those of others."""
+    return _BOOT.read_text().strip()
 
 
 def config_of(accepted: Accepted) -> str:
@@ -190,6 +196,6 @@ def read(directory: Path) -> Handover | None:
 def _read(path: Path) -> Run | None:
     with suppress(FileNotFoundError, DecodeError):
         found = Standing.FromString(path.read_bytes())
-        if found.format == FORMAT and found.HasField("run"):
+        if found.format == FORMAT and found.run.mark.startswith(f"{_boot()}:"):
             return found.run
     return None

@@ -12,6 +12,7 @@ from typing import Any
 from node.contract.choices import Choices
 from node.logs import Logger
 from node.secret_file import write_secret
+from node.updates.jobs import Refused
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,6 @@ class Chosen:
     before: str | None = None
     configured: str = ""
 
-    def then(self, path: str, configured: str) -> Chosen:
-        """Another one in its place."""
-        return Chosen(path, self.path, configured)
-
 
 NOTHING = Chosen("")
 
@@ -40,6 +37,8 @@ class Record:
     file: Path
     by_name: dict[str, Chosen] = field(default_factory=dict)
     looked: float = 0.0
+    # Whether this is all that was chosen, as far as is known.
+    whole: bool = True
 
     log = Logger()
 
@@ -52,13 +51,18 @@ class Record:
         except FileNotFoundError:
             return
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            self.by_name, self.whole = {}, False
             self.log.error("what updates chose cannot be read, and is left: {error}", error=str(error))
 
     def save(self) -> None:
-        """Blocking. Raises `OSError`."""
+        """Blocking. Raises `Refused`."""
         said = {"chosen": {name: asdict(chosen) for name, chosen in self.by_name.items()}, "looked": self.looked}
-        self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_secret(self.file, json.dumps(said).encode())
+        try:
+            self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_secret(self.file, json.dumps(said).encode())
+        except OSError as error:
+            raise Refused(f"what updates chose cannot be written to {self.file}: {error.strerror or error}") from error
+        self.whole = True
 
     def choices(self, configured: Mapping[str, str]) -> Choices:
         """What holds of it: what is there, and was chosen under the settings of now. `configured` by the same names."""

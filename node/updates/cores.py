@@ -13,7 +13,7 @@ from node.contract.choices import Choices
 from node.contract.driver import Driver
 from node.errors import CoreFailed
 from node.reactor import PooledReactor
-from node.updates.chosen import NOTHING, Record
+from node.updates.chosen import NOTHING, Chosen, Record
 from node.updates.jobs import Refused, Step
 from node.updates.tool import Tool
 from node.updates.trial import Trial
@@ -78,12 +78,17 @@ class Cores:
             if one is not None:
                 chosen[name] = one
 
+        # On a full disk the node would forget by its next start what it runs.
+        await self._in_pool(self._record.save)
         step.say("bringing it in beside what runs")
         took = await self._trial.bring_in(name, lambda: choose(path), lambda: choose(before))
-        earlier = self._record.by_name.get(name, NOTHING)
-        self._record.by_name[name] = earlier.then(str(path or ""), self._configured.get(name, ""))
-        await self._in_pool(self._record.save)
+        # Not what was chosen before: the operator's own setting may have gone before that.
+        self._record.by_name[name] = Chosen(str(path or ""), str(before or ""), self._configured.get(name, ""))
         version = await _version(driver)
+        try:
+            await self._in_pool(self._record.save)
+        except Refused as error:
+            raise Refused(f"{version} is in use, but only until the node starts anew: {error.text}") from error
         step.conclude(f"{version} runs" if took else f"{version} is what starts next", version)
 
     def _in_pool(self, work: Callable[[], None]) -> Deferred[None]:
@@ -91,6 +96,8 @@ class Cores:
 
     def clear(self, name: str = "") -> None:
         """Releases, of this core or of any, that nobody goes back to are not on disk any more. Blocking."""
+        if not self._record.whole:
+            return
         spared = {Path(path).parent for one in self._record.by_name.values() for path in (one.path, one.before) if path}
         for place in self._directory.glob(f"{name}*-*"):
             if place not in spared:

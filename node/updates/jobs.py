@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
-from twisted.internet.defer import CancelledError, Deferred, DeferredLock, ensureDeferred
+from twisted.internet.defer import CancelledError, Deferred, DeferredList, DeferredLock, ensureDeferred
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 
-from node.errors import Crowded, NodeError, UnknownName, shown
+from node.errors import Crowded, NodeError, UnknownName, cut, shown
 from node.events.journal import Tells
 from node.events.kinds import Kind
-from node.logs import Logger, LogRing
+from node.logs import Logger, LogRing, printable
 from node.reactor import PooledReactor
 from node.secret_file import write_secret
 from protos import service_pb2 as pb
@@ -25,6 +25,10 @@ WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
 # Jobs that are kept, and that may be under way and wait.
 KEPT = 50
 WAITING_MOST = 8
+# Bytes of what a job says: a server may have chosen some of it.
+TEXT = 2000
+# Seconds that what is not to be broken off may take when the node ends.
+ENDING = 10.0
 
 
 class Refused(NodeError):
@@ -40,13 +44,13 @@ class Step:
 
     def say(self, text: str, before: str = "", after: str = "") -> None:
         """This comes next; the versions, once they are known."""
-        self.job.text = text
+        self.job.text = _plain(text)
         self.job.before, self.job.after = before or self.job.before, after or self.job.after
         self.jobs.told(self.job)
 
     def conclude(self, text: str, after: str = "") -> None:
         """What came of it, to be told when it has ended."""
-        self.job.text, self.job.after = text, after or self.job.after
+        self.job.text, self.job.after = _plain(text), after or self.job.after
 
     def fetched(self, done: int, total: int) -> None:
         """Bytes of a download."""
@@ -142,7 +146,7 @@ class Jobs:
 
     def told(self, job: pb.Job, text: str = "", kind: Kind = Kind.UPDATE_STEP) -> None:
         """It has come this far."""
-        job.text = text or job.text
+        job.text = _plain(text) or job.text
         said = f"{job.subject}: {job.text}"
         self._ring.event(said)
         self._journal.tell(kind, said, job=job.id, of=job.kind, before=job.before, after=job.after)
@@ -159,6 +163,8 @@ class Jobs:
         for asked in list(self._asked):
             if asked.under_way is not None:
                 asked.under_way.cancel()
+                # What must not be half done is done by then.
+                await DeferredList([asked.under_way]).addTimeout(ENDING, self._reactor, _given_up)
         for asked in list(self._asked):
             if asked.job.state == WAITING:
                 self._over(None, asked)
@@ -204,6 +210,15 @@ class Jobs:
             self.log.error("what is known of updates cannot be written: {error}", error=str(error))
         finally:
             self._writing.release()
+
+
+def _plain(text: str) -> str:
+    """What may stand in a log, on a terminal and in each reply: not too long, and nothing that moves a cursor."""
+    return cut("\n".join(map(printable, text.split("\n"))), TEXT)
+
+
+def _given_up(*_: object) -> None:
+    """It is ended together with the node."""
 
 
 def _write(file: Path, packed: bytes) -> None:

@@ -15,7 +15,7 @@ from node.contract.choices import Choices
 from node.contract.driver import Driver, Generation
 from node.errors import NodeError
 from node.reactor import PooledReactor
-from node.updates.chosen import LISTS, NOTHING, Record
+from node.updates.chosen import LISTS, NOTHING, Chosen, Record
 from node.updates.jobs import Refused, Step
 from node.updates.tool import Tool
 from node.updates.trial import Trial
@@ -88,6 +88,7 @@ class Lists:
         def choose(one: Path | None) -> None:
             self._choices.lists = one
 
+        await self._in_pool(self._record.save)
         step.say("having the core try them")
         try:
             took = await self._trial.bring_in(driver.name, lambda: choose(path), lambda: choose(before), due)
@@ -96,9 +97,11 @@ class Lists:
                 # What the core finds is what is chosen again, by the next look at any configuration.
                 await driver.prepare("{}", frozenset())
             raise
-        earlier = self._record.by_name.get(LISTS, NOTHING)
-        self._record.by_name[LISTS] = earlier.then(str(path or ""), self._configured)
-        await self._in_pool(self._record.save)
+        self._record.by_name[LISTS] = Chosen(str(path or ""), str(before or ""), self._configured)
+        try:
+            await self._in_pool(self._record.save)
+        except Refused as error:
+            raise Refused(f"they are in use, but only until the node starts anew: {error.text}") from error
         step.conclude(
             "they are in use"
             if took
@@ -107,6 +110,8 @@ class Lists:
 
     def clear(self) -> None:
         """Sets that nobody goes back to are not on disk any more. Blocking."""
+        if not self._record.whole:
+            return
         chosen = self._record.by_name.get(LISTS, NOTHING)
         for place in self._directory.glob("*"):
             if place.is_dir() and str(place) not in (chosen.path, chosen.before):

@@ -11,16 +11,19 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path, PurePosixPath
 from shutil import rmtree
 
+from twisted.internet.defer import CancelledError
 from twisted.internet.threads import deferToThreadPool
 
 from node import __version__
+from node.errors import NodeError
 from node.reactor import PooledReactor
 from node.updates.jobs import Refused, Step
 from node.updates.tool import ROOT, Tool
+from node.waiting import finished
 
 NAME = "txnode"
 _VERSION = re.compile(r"[0-9][0-9A-Za-z.+_]{0,40}")
-_PIP = ("-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps", "--no-index")
+_PIP = ("-P", "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps", "--no-index")
 
 
 class Program:
@@ -81,7 +84,19 @@ class Program:
         await self._in_pool(lambda: pack(distribution(NAME), self._before))
         step.say("installing it", after=version)
         await step.kept()
-        await self._pip(wheel, step)
+        try:
+            # Not broken off: half a node on disk does not start.
+            await finished(self._pip(wheel, step))
+        except (NodeError, CancelledError) as error:
+            await self._restore(step, error)
+            raise
+
+    async def _restore(self, step: Step, error: BaseException) -> None:
+        try:
+            await finished(self.put_back(step))
+        except NodeError as other:
+            reason = error.text if isinstance(error, NodeError) else "the node ended meanwhile"
+            raise Refused(f"{reason}; and what was there before is not: {other.text}: install the node anew") from other
 
     async def put_back(self, step: Step) -> None:
         """Have what was installed before again, on disk."""

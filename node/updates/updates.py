@@ -7,6 +7,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
+from google.protobuf.message import Message
+
 from node import __version__
 from node.contract.choices import Choices
 from node.contract.driver import Driver
@@ -15,9 +17,10 @@ from node.events.journal import Tells
 from node.logs import LogRing
 from node.periodic import Periodic
 from node.reactor import PooledReactor
+from node.secret_file import clear
 from node.updates.chosen import Record
 from node.updates.cores import Cores
-from node.updates.jobs import DONE, FAILED, Jobs, Refused, Step
+from node.updates.jobs import DONE, FAILED, RUNNING, Jobs, Refused, Step
 from node.updates.lists import Lists
 from node.updates.policy import Policy, Sources
 from node.updates.program import Program
@@ -28,6 +31,8 @@ from protos import service_pb2 as pb
 CORE, GEO, NODE = "core", "geo", "node"
 # Files of one request.
 FILES = 8
+# Characters of a version, a digest, or a name in a request: all that anybody could mean are shorter.
+WORD = 128
 # Seconds between two looks at whether lists are due, and the part of the time between two by which nodes differ: not
 # all ask at the same moment.
 LOOK, SPREAD = 600.0, 0.1
@@ -60,6 +65,7 @@ class Updates:
     ) -> None:
         tool, trial = Tool(run, environment, policy.proxy), Trial(reactor, runner)
         self.jobs = Jobs(reactor, directory / "jobs", ring, journal, now)
+        self._directory = directory
         self._policy = policy
         self._drivers = drivers
         self._record = record
@@ -95,6 +101,7 @@ class Updates:
             raise InvalidRequest(f"there is no driver for backend type {request.type}")
         if request.back == bool(request.version):
             raise InvalidRequest("either a version is named, or back is")
+        _require_short(request.version, request.sha256)
         subject = f"{driver.name} {'back to the one before' if request.back else shown(request.version)[1:-1]}"
 
         async def work(step: Step) -> None:
@@ -103,19 +110,20 @@ class Updates:
             else:
                 await self._cores.update(driver, request.version, request.sha256.lower(), step)
 
-        return self._ask(CORE, subject, request.SerializeToString(deterministic=True), work)
+        return self._ask(CORE, subject, request, work)
 
     def geo(self, request: pb.UpdateGeoFilesRequest) -> pb.Job:
         self._require(self._policy.lists, "GEO_UPDATES=off: nobody replaces the geo files of this node")
         if len(request.files) > FILES or (request.back and request.files):
             raise InvalidRequest(f"either up to {FILES} files are named, or back is")
+        _require_short(*(word for file in request.files for word in (file.name, file.sha256)))
         wanted = {file.name: file.sha256.lower() for file in request.files}
 
         async def work(step: Step) -> None:
             await (self._lists.go_back(step) if request.back else self._lists.update(wanted, step))
 
         subject = "geo files back to those before" if request.back else "geo files"
-        return self._ask(GEO, subject, request.SerializeToString(deterministic=True), work)
+        return self._ask(GEO, subject, request, work)
 
     def node(self, request: pb.UpdateNodeRequest) -> pb.Job:
         self._require(self._policy.programs, ASK_FOR)
@@ -123,15 +131,18 @@ class Updates:
         async def work(step: Step) -> None:
             await self._program.update(request.version, request.sha256.lower(), step)
 
+        _require_short(request.version, request.sha256)
         subject = f"txnode {shown(request.version)[1:-1] or 'as it is installed'}"
-        return self._ask(NODE, subject, request.SerializeToString(deterministic=True), work)
+        return self._ask(NODE, subject, request, work)
 
     def get(self, request: pb.JobRequest) -> pb.Jobs:
         """Raises `UnknownName`."""
         return pb.Jobs(jobs=self.jobs.get(request.id))
 
-    def _ask(self, kind: str, subject: str, key: bytes, work: Callable[[Step], Awaitable[None]]) -> pb.Job:
-        return self.jobs.ask(kind, subject, key, work)
+    def _ask(self, kind: str, subject: str, request: Message, work: Callable[[Step], Awaitable[None]]) -> pb.Job:
+        # What nobody here knows is not kept as long as the job waits.
+        request.DiscardUnknownFields()
+        return self.jobs.ask(kind, subject, request.SerializeToString(deterministic=True), work)
 
     @staticmethod
     def _require(allowed: bool, otherwise: str) -> None:
@@ -142,6 +153,8 @@ class Updates:
 
     def load(self) -> None:
         """What an earlier program left; blocking, brief. What one that was killed was about to bring in goes."""
+        for name in ("jobs", "chosen"):
+            clear(self._directory / name)
         self._left = self.jobs.load()
         self._cores.clear()
         self._lists.clear()
@@ -149,7 +162,8 @@ class Updates:
     def begin(self, outcome: str | None) -> None:
         """This program has come up. `outcome`: of an upgrade in place, None if it did not come by one."""
         for job in self._left:
-            if job.kind == NODE:
+            # One that waited behind it was not begun.
+            if job.kind == NODE and job.state == RUNNING:
                 self._settle(job, outcome)
             else:
                 self.jobs.end(job, FAILED, "the node ended meanwhile: ask again")
@@ -182,6 +196,13 @@ class Updates:
 
     def _look(self) -> None:
         now = self._now()
-        if now - self._record.looked >= self._every and now - self._asked >= AGAIN:
+        # A clock that was ahead once does not put it off.
+        if not 0 <= now - self._record.looked < self._every and now - self._asked >= AGAIN:
             self._asked = now
             self.geo(pb.UpdateGeoFilesRequest())
+
+
+def _require_short(*words: str) -> None:
+    for word in words:
+        if len(word) > WORD:
+            raise InvalidRequest(f"{shown(word)} has more than {WORD} characters")

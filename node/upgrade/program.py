@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from node import __version__
 from node.errors import NodeError
 from node.upgrade import trampoline
 from node.upgrade.trampoline import VARIABLE, WAITING
@@ -29,6 +30,8 @@ _INTERPRETER, LINE = re.compile(rb"#!\s*(/\S*python[\d.]*)\s*"), 1000
 # The packages that are the node's own, beside where twistd finds it.
 PACKAGES = ("node", "drivers", "protos")
 PLUGIN = Path("twisted", "plugins", "node_plugin.py")
+# Where a version says which it is.
+VERSION = Path("node", "__init__.py")
 
 
 class Refused(NodeError):
@@ -85,8 +88,12 @@ class Program:
             return "twistd has no --nodaemon and --pidfile= (empty): it would leave the process"
         return cls((_interpreter(words[0]), str(Path(words[1]).absolute()), *words[2:]), kept)
 
+    def copy(self) -> None:
+        """Have a copy of what runs, before another version is on disk; blocking. Raises `OSError`."""
+        copy(self.kept)
+
     def keep(self) -> None:
-        """Have the way back, from when this program began; blocking. Raises `OSError`."""
+        """Have that copy be the way back, and what was that no more; blocking. Raises `OSError`."""
         keep(self.kept)
 
     async def test(self, run: Try, modules: Path | None = None) -> Successor:
@@ -123,23 +130,35 @@ class Program:
         return trampoline.__file__ if Path(trampoline.__file__).exists() or not kept.exists() else str(kept)
 
 
-def keep(kept: Path) -> None:
-    """Have the node's own modules as they are now there: an upgrade replaces them. Raises `OSError`."""
-    root = Path(__file__).parents[2]
-    if root == kept:
+def copy(kept: Path) -> None:
+    """Have the node's own modules as they are now beside there, whole or not at all. Raises `OSError`."""
+    if _root() == kept:
         return  # this is the way back, and these are they
-    # Whole or not at all.
-    new, old = kept.with_name(f"{kept.name}.new"), kept.with_name(f"{kept.name}.old")
-    for left in (new, old):
-        shutil.rmtree(left, ignore_errors=True)
+    new = _new(kept)
+    shutil.rmtree(new, ignore_errors=True)
     try:
         for package in PACKAGES:
-            shutil.copytree(root / package, new / package)
+            shutil.copytree(_root() / package, new / package)
         (new / PLUGIN).parent.mkdir(parents=True)
-        shutil.copy2(root / PLUGIN, new / PLUGIN)
+        shutil.copy2(_root() / PLUGIN, new / PLUGIN)
+        if f'"{__version__}"' not in (new / VERSION).read_text():
+            raise OSError(f"on disk is another version than {__version__}, which runs")
+    except OSError:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+
+
+def keep(kept: Path) -> None:
+    """Have what was copied be the way back. Raises `OSError`."""
+    if _root() == kept:
+        return
+    new, old = _new(kept), kept.with_name(f"{kept.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    try:
         if kept.exists():
             _put_aside(kept, old)
-        new.rename(kept)
+        if new.exists():
+            new.rename(kept)
     except OSError:
         # What is there is another version, which is no way back to this one.
         for left in (new, kept):
@@ -157,6 +176,14 @@ def _put_aside(kept: Path, old: Path) -> None:
         if error.errno != errno.EXDEV:
             raise
         shutil.rmtree(kept)
+
+
+def _root() -> Path:
+    return Path(__file__).parents[2]
+
+
+def _new(kept: Path) -> Path:
+    return kept.with_name(f"{kept.name}.new")
 
 
 def _interpreter(word: str) -> str:

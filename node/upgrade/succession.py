@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, MutableMapping
 from functools import partial
 from typing import Any
 
-from twisted.internet.defer import CancelledError, ensureDeferred, maybeDeferred
+from twisted.internet.defer import CancelledError, maybeDeferred
 from twisted.internet.task import deferLater
 
 from node import __version__
@@ -20,7 +20,7 @@ from node.logs import Logger, LogRing
 from node.upgrade.handle import ONE, SEVERAL, Handle, places, write
 from node.upgrade.parts import Backend, Calls, Connections, State, Store, Systemd
 from node.upgrade.program import Program, Successor
-from node.waiting import lasting
+from node.waiting import finished
 from protos.handover_pb2 import Handover
 
 # Seconds for calls that are under way when another version takes over.
@@ -223,7 +223,7 @@ class Succession:
         self._tell(Kind.NODE_UPGRADING, f"the node becomes {version}", {"version": version})
         self._closed = True
         try:
-            await lasting(ensureDeferred(self._close_and_become(program, runs)))
+            await finished(self._close_and_become(program, runs))
         except CancelledError:
             # The node's end ends whatever has to do with cores; what is being closed is closed all the same.
             if not self._ending:

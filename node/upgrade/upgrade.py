@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -52,11 +53,22 @@ class Upgrades:
         self._going = False
         self._keeping: Deferred[None] | None = None
 
-    def begin(self) -> None:
-        """Keep what this program is, for the way back."""
+    def prepare(self) -> None:
+        """Copy what this program is, as early as can be: another version may be installed any time."""
         if isinstance(self._program, Program):
-            pool = self._reactor.getThreadPool()
-            self._keeping = deferToThreadPool(self._reactor, pool, self._program.keep).addErrback(self._not_kept)
+            self._keeping = self._in_pool(self._program.copy)
+
+    def begin(self) -> None:
+        """There is no way back to an earlier program: the next one's is to this one."""
+        if isinstance(self._program, Program):
+            if self._keeping is None:
+                self.prepare()
+            assert self._keeping is not None
+            keep = self._program.keep
+            self._keeping.addCallback(lambda _: self._in_pool(keep))
+
+    def _in_pool(self, work: Callable[[], None]) -> Deferred[None]:
+        return deferToThreadPool(self._reactor, self._reactor.getThreadPool(), work).addErrback(self._not_kept)
 
     def _not_kept(self, failure: Failure) -> None:
         self.log.warn("a version that fails cannot be gone back from: {reason}", reason=failure.getErrorMessage())
@@ -69,6 +81,9 @@ class Upgrades:
         """Have the modules there say whether they could take over. Returns what they say. Raises `Refused`."""
         if isinstance(self._program, str):
             raise Refused(self._program)
+        if self._keeping is not None:
+            # What is tried is installed next: the way back is not to lead there.
+            await self._keeping
         return (await self._program.test(self._run, modules)).version
 
     async def wanted(self) -> str:

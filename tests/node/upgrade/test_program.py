@@ -19,12 +19,14 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
+from node import __version__
 from node.upgrade import program, trampoline
 from node.upgrade.handle import write
 from node.upgrade.program import CHECK, SEVERAL, Program, Refused, Successor
 from node.upgrade.trampoline import FAILED, VARIABLE
 from node.upgrade.upgrade import Upgrades
 from protos.handover_pb2 import Handover
+from scripts.staging.wait import until
 
 T = TypeVar("T")
 
@@ -118,6 +120,8 @@ def test_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = tmp_path / "program"
     (kept / "node").mkdir(parents=True)
     (kept / "node" / "old.py").touch()
+    program.copy(kept)
+    assert (kept / "node" / "old.py").exists()
     program.keep(kept)
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"program"} and not (kept / "node" / "old.py").exists()
@@ -125,6 +129,7 @@ def test_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (kept / module).is_file()
     before = (kept / "node").stat().st_ino
     monkeypatch.setattr(program, "__file__", str(kept / "node" / "upgrade" / "program.py"))
+    program.copy(kept)
     program.keep(kept)
     assert (kept / "node").stat().st_ino == before
 
@@ -141,6 +146,7 @@ def test_kept_where_an_image_has_a_copy(tmp_path: Path, monkeypatch: pytest.Monk
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", overlaid)
+    program.copy(kept)
     program.keep(kept)
     assert (kept / "node" / "tap.py").is_file() and not (kept / "node" / "old.py").exists()
 
@@ -155,9 +161,35 @@ def test_what_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(shutil, "copytree", full)
     with pytest.raises(OSError, match="no space"):
-        program.keep(kept)
+        program.copy(kept)
+    program.keep(kept)
     assert not [*tmp_path.iterdir()]
     assert Program(("python", "twistd"), kept).words()["kept"] == ""
+
+
+def test_another_version_is_installed_while_this_one_comes_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way back is what runs, which was copied before; what came since is no way back."""
+    root, kept = tmp_path / "lib", tmp_path / "program"
+    shutil.copytree(Path(program.__file__).parents[1], root / "node")
+    for place in ("drivers", "protos", "twisted/plugins"):
+        (root / place).mkdir(parents=True)
+    (root / program.PLUGIN).touch()
+    monkeypatch.setattr(program, "__file__", str(root / "node" / "upgrade" / "program.py"))
+    pool = ThreadPool(1, 1)
+    reactor = SimpleNamespace(getThreadPool=lambda: pool, callFromThread=lambda work, *args: work(*args))
+    upgrades = Upgrades(cast(Any, reactor), cast(Any, None), Program(("python", "twistd"), kept), cast(Any, None))
+    upgrades.prepare()
+    pool.start()
+    until((tmp_path / "program.new" / program.PLUGIN).exists, 10, "it is copied")
+    (root / program.VERSION).write_text('__version__ = "9.9.9"')
+    upgrades.begin()
+    until(kept.is_dir, 10, "it is kept")
+    pool.stop()
+    assert __version__ in (kept / program.VERSION).read_text()
+    with pytest.raises(OSError, match="another version"):
+        program.copy(kept)
+    program.keep(kept)
+    assert not kept.exists()
 
 
 def test_where_the_trampoline_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,6 +200,7 @@ def test_where_the_trampoline_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     one, handle = Program(("python", "twistd"), tmp_path), os.memfd_create("memory")
     there = str(Path(program.__file__).with_name("trampoline.py"))
     one.become(handle, {})
+    program.copy(tmp_path / "kept")
     program.keep(tmp_path / "kept")
     monkeypatch.setattr(trampoline, "__file__", str(tmp_path / "gone" / "trampoline.py"))
     Program(("python", "twistd"), tmp_path / "kept").become(handle, {})
@@ -202,6 +235,9 @@ def test_it_is_kept_before_it_is_left(tmp_path: Path) -> None:
     kept, tried = threading.Event(), []
 
     class Slow(Program):
+        def copy(self) -> None:
+            pass
+
         def keep(self) -> None:
             kept.wait(10)
 
@@ -219,6 +255,7 @@ def test_it_is_kept_before_it_is_left(tmp_path: Path) -> None:
     upgrades.begin()
     upgrades.ask()
     kept.set()
+    until(lambda: told, 10, "it was tried")
     pool.stop()
     assert tried == [True] and len(told) == 1
 

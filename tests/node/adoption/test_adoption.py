@@ -1,0 +1,103 @@
+"""What a node that was killed has left on disk, and who ends its cores if no other comes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+import psutil
+import pytest
+from twisted.internet.task import Clock
+
+from node.adoption import guard, standing
+from node.adoption.adoption import Adoption
+from protos.handover_pb2 import Run, Standing
+from scripts.staging.wait import until
+
+
+def adoption(directory: Path) -> Adoption:
+    return Adoption(cast(Any, Clock()), directory, True, 300.0, lambda: "mark", list)
+
+
+def noted(directory: Path, boot: str) -> None:
+    directory.mkdir(exist_ok=True)
+    run = Run(pid=7, mark=f"{boot}:7:100")
+    (directory / standing.FILE).write_bytes(Standing(format=standing.FORMAT, run=run).SerializeToString())
+
+
+def test_after_a_reboot_numbers_are_those_of_others(tmp_path: Path) -> None:
+    """A process of the same number, that began as long after the start of the machine, is no core of ours."""
+    noted(tmp_path, Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    assert adoption(tmp_path).begin() is not None
+    noted(tmp_path, "another")
+    assert adoption(tmp_path).begin() is None
+
+
+def test_what_was_half_written_goes(tmp_path: Path) -> None:
+    """By a node that was killed meanwhile: there are secrets in it, and it would be more with each."""
+    for name in (".core.x7_ab", ".drains-12.x", ".node.y"):
+        (tmp_path / name).touch()
+    adoption(tmp_path).begin()
+    assert {path.name for path in tmp_path.iterdir()} == {guard.NODE}
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Path]:
+    adoption(tmp_path).begin()
+    yield tmp_path
+    for process in guards(tmp_path):
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGKILL)
+
+
+def guards(directory: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if guard.__file__ in process.cmdline() and str(directory) in process.cmdline():
+                found.append(process)
+    return found
+
+
+def begin(directory: Path) -> None:
+    words = [sys.executable, "-I", "-S", guard.__file__, str(directory), "mark", "300"]
+    subprocess.run(words, check=True, timeout=10, env={})
+
+
+def is_locked(directory: Path) -> bool:
+    lock = os.open(directory / guard.LOCK, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def test_a_guard_that_is_about_to_end_is_followed(guarded: Path) -> None:
+    """It has seen that nobody needs it, just before this node came: else there would be none."""
+    lock = os.open(guarded / guard.LOCK, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    begin(guarded)
+    [found] = guards(guarded)
+    until(lambda: any(each.path.endswith(guard.LOCK) for each in found.open_files()), 10, "it wants the lock")
+    os.close(lock)
+    until(lambda: is_locked(guarded), 10, "it guards")
+    assert guards(guarded) == [found]
+
+
+def test_there_is_one_guard(guarded: Path) -> None:
+    """However many nodes come, one after the other."""
+    for _ in range(3):
+        begin(guarded)
+    until(lambda: len(guards(guarded)) == 1, 20, "the others end")
+    (guarded / guard.NODE).unlink()
+    until(lambda: not guards(guarded), 10, "it ends")

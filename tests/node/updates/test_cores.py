@@ -1,0 +1,149 @@
+"""Which release of a core is chosen, which one is gone back to, and what a disk that fails makes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+
+from node.updates import chosen
+from node.updates.chosen import Record
+from node.updates.cores import Cores
+from node.updates.jobs import Refused, Step
+from node.updates.lists import Lists
+from protos import service_pb2 as pb
+from tests.node.updates.pool import pooled
+
+
+def now(work: Coroutine[Deferred[Any], Any, None]) -> None:
+    """Work that waits for nothing."""
+    found: list[Any] = []
+    Deferred.fromCoroutine(work).addBoth(found.append)
+    if isinstance(found[0], Failure):
+        found[0].raiseException()
+
+
+class Host:
+    """What updates work on; `taken` is how often something was brought in."""
+
+    def __init__(self, directory: Path, configured: str = "") -> None:
+        self.directory, self.configured = directory, configured
+        self.record = Record(directory / "chosen")
+        self.record.load()
+        self.choices = self.record.choices({"xray": configured, chosen.LISTS: configured})
+        self.taken = 0
+
+    async def bring(self, step: Step, *words: str) -> Path:
+        kind, version = words[0], words[2]
+        place = self.directory / (f"cores/xray-{version}-x" if kind == "core" else f"geo/{words[-1]}")
+        place.mkdir(parents=True, exist_ok=True)
+        if kind == "core":
+            (place / "xray").touch(0o755)
+            return place / "xray"
+        return place
+
+    async def bring_in(self, core: str, use: Callable[[], None], back: Callable[[], None], *_: object) -> bool:
+        self.taken += 1
+        use()
+        return True
+
+    @property
+    def step(self) -> Step:
+        told = SimpleNamespace(told=lambda job: None)
+        return Step(pb.Job(), cast(Any, told))
+
+    @property
+    def driver(self) -> Any:
+        async def version() -> str:
+            return str(self.choices.executables.get("xray", self.configured))
+
+        return SimpleNamespace(name="xray", version=version)
+
+    def cores(self) -> Cores:
+        made: Any = Cores
+        mirrors, configured = {"xray": "http://127.0.0.1"}, {"xray": self.configured}
+        return cast(Cores, made(*self._parts("cores"), mirrors, configured))
+
+    def lists(self) -> Lists:
+        made: Any = Lists
+        return cast(Lists, made(*self._parts("geo"), "http://127.0.0.1", self.configured, lambda: self.driver))
+
+    def _parts(self, name: str) -> tuple[Any, ...]:
+        return pooled(Clock()), self.directory / name, self, self, self.record, self.choices
+
+    def update(self, version: str) -> None:
+        now(self.cores().update(self.driver, version, "", self.step))
+
+    def update_lists(self, name: str) -> None:
+        now(self.lists().update({name: ""}, self.step))
+
+
+def test_back_is_what_ran_before(tmp_path: Path) -> None:
+    """An operator's setting went before what was chosen earlier: back leads there, and not to that."""
+    host = Host(tmp_path)
+    host.update("1.0.0")
+    host.update_lists("1.dat")
+    again = Host(tmp_path, "/opt/xray")
+    assert not again.choices.executables and again.choices.lists is None
+    again.update("2.0.0")
+    again.update_lists("2.dat")
+    now(again.cores().go_back(again.driver, again.step))
+    now(again.lists().go_back(again.step))
+    assert not again.choices.executables and again.choices.lists is None
+    now(again.cores().go_back(again.driver, again.step))
+    assert again.choices.executables["xray"].parent.name == "xray-2.0.0-x"
+
+
+def full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would be forgotten by the next start is not brought in, and the reason is told."""
+    host = Host(tmp_path)
+    host.update("1.0.0")
+    monkeypatch.setattr(chosen, "write_secret", full)
+    for update in (lambda: host.update("2.0.0"), lambda: host.update_lists("1.dat")):
+        with pytest.raises(Refused, match="No space left"):
+            update()
+    assert host.taken == 1 and host.choices.executables["xray"].parent.name == "xray-1.0.0-x"
+    assert [place.name for place in (tmp_path / "cores").iterdir()] == ["xray-1.0.0-x"]
+    assert not [*(tmp_path / "geo").iterdir()]
+
+
+def test_a_disk_that_is_full_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said what runs, and for how long."""
+    host = Host(tmp_path)
+    save, saved = Record.save, list[Record]()
+
+    def then_full(record: Record) -> None:
+        saved.append(record)
+        if len(saved) > 1:
+            monkeypatch.setattr(chosen, "write_secret", full)
+        save(record)
+
+    monkeypatch.setattr(Record, "save", then_full)
+    with pytest.raises(Refused, match=r"1\.0\.0.* only until the node starts anew.*No space left"):
+        host.update("1.0.0")
+
+
+def test_what_cannot_be_read_is_not_cleared(tmp_path: Path) -> None:
+    """A record that one read could not give, or of a later version of the node, is no word to delete what it names."""
+    host = Host(tmp_path)
+    host.update("1.0.0")
+    host.update_lists("1.dat")
+    said = json.loads((tmp_path / "chosen").read_text())
+    said["chosen"]["xray"]["of a later version"] = True
+    (tmp_path / "chosen").write_text(json.dumps(said))
+    again = Host(tmp_path)
+    assert not again.choices.executables
+    again.cores().clear()
+    again.lists().clear()
+    assert (tmp_path / "cores" / "xray-1.0.0-x" / "xray").exists() and (tmp_path / "geo" / "1.dat").exists()
