@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -38,6 +39,19 @@ def test_after_a_reboot_numbers_are_those_of_others(tmp_path: Path) -> None:
     assert adoption(tmp_path).begin() is not None
     noted(tmp_path, "another")
     assert adoption(tmp_path).begin() is None
+
+
+def test_a_full_disk_is_no_reason_not_to_come_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The core is gone on with, and no guard takes this node for the dead one."""
+    noted(tmp_path, Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    (tmp_path / guard.NODE).write_text("1 1")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("node.adoption.adoption.write_secret", full)
+    assert adoption(tmp_path).begin() is not None
+    assert guard.node(str(tmp_path)) is None
 
 
 def test_what_was_half_written_goes(tmp_path: Path) -> None:
