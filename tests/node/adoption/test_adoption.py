@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
-import os
 import signal
 import subprocess
 import sys
@@ -85,27 +83,30 @@ def begin(directory: Path) -> None:
     subprocess.run(words, check=True, timeout=10, env={})
 
 
-def is_locked(directory: Path) -> bool:
-    lock = os.open(directory / guard.LOCK, os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False
+@pytest.mark.parametrize("cores", [[], [1]])
+def test_a_node_that_comes_while_a_guard_looks(
+    cores: list[int], guarded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guard of that node finds the lock taken and leaves: this one has to stay, and ends no core."""
+    (guarded / guard.NODE).write_text("1 1")
+    ended: list[list[int]] = []
 
+    def marked(_: bytes) -> list[int]:
+        adoption(guarded).begin()
+        return cores
 
-def test_a_guard_that_is_about_to_end_is_followed(guarded: Path) -> None:
-    """It has seen that nobody needs it, just before this node came: else there would be none."""
-    lock = os.open(guarded / guard.LOCK, os.O_RDWR | os.O_CREAT)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    begin(guarded)
-    [found] = guards(guarded)
-    until(lambda: any(each.path.endswith(guard.LOCK) for each in found.open_files()), 10, "it wants the lock")
-    os.close(lock)
-    until(lambda: is_locked(guarded), 10, "it guards")
-    assert guards(guarded) == [found]
+    looks: list[float] = []
+
+    def look(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) > 1:
+            (guarded / guard.NODE).unlink()
+
+    monkeypatch.setattr(guard, "marked", marked)
+    monkeypatch.setattr(guard, "end", ended.append)
+    monkeypatch.setattr("time.sleep", look)
+    guard.watch(str(guarded), b"mark", 0.0)
+    assert looks == [guard.LOOK] * 2 and not ended
 
 
 def test_there_is_one_guard(guarded: Path) -> None:
