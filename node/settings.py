@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from node import deployed, env_file
-from node.contract.settings import Setting
+from node.contract.settings import Setting, fault_of_address
 from node.limits import wording
 from node.limits.defaults import Defaults
 from node.limits.words import size
@@ -336,14 +336,20 @@ class _Check:
             lists_every=EVERY.get(self._word("GEO_UPDATE", *EVERY), 0.0),
             lists_url=self._address("GEO_URL"),
             program_url=self._address("UPDATE_URL"),
-            proxy=self._address("UPDATE_PROXY"),
+            proxy=self._proxy(),
         )
 
     def _address(self, name: str) -> str:
-        """An address of HTTP, or nothing."""
+        """An address to fetch from, or nothing."""
         text = self._values[name]
+        if text and (fault := fault_of_address(text)):
+            self._faults.append(f"{name}: {fault}")
+        return text
+
+    def _proxy(self) -> str:
+        text = self._values["UPDATE_PROXY"]
         if text and not re.fullmatch(r"https?://[^\s/]\S*", text):
-            self._faults.append(f"{name}: {text!r} does not begin with https:// or http://")
+            self._faults.append("UPDATE_PROXY: it does not begin with https:// or http://, and a host")
         return text
 
     def _limits(self) -> Defaults:

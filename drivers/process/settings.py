@@ -7,7 +7,7 @@ from pathlib import Path
 
 from drivers.install.releases import Core
 from drivers.process.memory import fault
-from node.contract.settings import Setting
+from node.contract.settings import Setting, fault_of_address
 
 
 def _fault_of_paths(text: str) -> str:
@@ -48,4 +48,5 @@ def executable_setting(core: Core) -> Setting:
 
 def download_setting(core: Core) -> Setting:
     """What an operator sets to have archives of this core from elsewhere."""
-    return Setting(core.variable("DOWNLOAD_URL"), "a mirror: what stands before /v<version>/<archive> there", core.url)
+    text = "a mirror: what stands before /v<version>/<archive> there"
+    return Setting(core.variable("DOWNLOAD_URL"), text, core.url, fault=fault_of_address)

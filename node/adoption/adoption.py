@@ -51,9 +51,20 @@ class Adoption:
         for name in standing.NAMES:
             clear(self._directory / name)
         left = standing.read(self._directory)
-        pid = os.getpid()
-        write_secret(self._directory / guard.NODE, f"{pid} {guard.began(pid)}".encode())
+        self._name()
         return left
+
+    def _name(self) -> None:
+        """Tell guards which node to look at. Raises `OSError`."""
+        pid, file = os.getpid(), self._directory / guard.NODE
+        try:
+            write_secret(file, f"{pid} {guard.began(pid)}".encode())
+        except OSError as error:
+            # On a full disk the node comes up all the same, and no guard takes it for the dead one.
+            file.unlink(missing_ok=True)
+            self.log.error(
+                "if this node is killed, nobody ends cores that no other node goes on with: {error}", error=str(error)
+            )
 
     def protect(self) -> None:
         """Have cores ended that nobody comes back for, from now on."""

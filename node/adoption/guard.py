@@ -15,9 +15,8 @@ import time
 NODE, LOCK = "node", "guard"
 # What stands before the mark in an environment.
 VARIABLE = b"TXNODE_OWNER="
-# Seconds between two looks, and for which one that is about to end is waited for: it may have missed the node of now.
+# Seconds between two looks.
 LOOK = 1.0
-ENDS = 5.0
 BEGAN = 19
 
 
@@ -69,11 +68,13 @@ def watch(directory: str, mark: bytes, seconds: float) -> None:
     while (there := node(directory)) is not None:
         if there[1] and began(there[0]) == there[1]:
             seen = time.monotonic()
-        elif not (cores := marked(mark)):
-            return
-        elif time.monotonic() - seen >= seconds:
-            end(cores)
-            return
+        else:
+            cores = marked(mark)
+            late = time.monotonic() - seen >= seconds
+            # A node that has come since is guarded by this one: its own finds the lock taken.
+            if (late or not cores) and node(directory) == there:
+                end(cores)
+                return
         time.sleep(LOOK)
 
 
@@ -83,22 +84,12 @@ def main(directory: str, mark: str, seconds: str) -> None:
         return
     os.setsid()
     lock = os.open(os.path.join(directory, LOCK), os.O_RDWR | os.O_CREAT, 0o600)  # noqa: PTH118
-    if alone(lock):
-        watch(directory, mark.encode(), float(seconds))
-
-
-def alone(lock: int) -> bool:
-    """Whether there is no other one; one that goes on has the lock all the time."""
-    until = time.monotonic() + ENDS
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            if time.monotonic() >= until:
-                return False
-            time.sleep(LOOK / 10)
-        else:
-            return True
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return
+    watch(directory, mark.encode(), float(seconds))
+    os.close(lock)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+
+
+def fault_of_address(text: str) -> str:
+    """Why nothing can be fetched from below this address, or nothing. Does not repeat it: there may be a password."""
+    if not re.fullmatch(r"https?://[^\s/]\S*", text):
+        return "it does not begin with https:// or http://, and a host"
+    if "@" in text.split("/")[2]:
+        return "it has a name or a password in it, which are not sent: jobs and logs would show them"
+    return ""
 
 
 @dataclass(frozen=True)

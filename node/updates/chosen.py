@@ -64,6 +64,11 @@ class Record:
             raise Refused(f"what updates chose cannot be written to {self.file}: {error.strerror or error}") from error
         self.whole = True
 
+    def check(self) -> None:
+        """Whether the disk takes it, as it is. One that could not be read is left. Blocking. Raises `Refused`."""
+        if self.whole:
+            self.save()
+
     def choices(self, configured: Mapping[str, str]) -> Choices:
         """What holds of it: what is there, and was chosen under the settings of now. `configured` by the same names."""
         found = Choices()

@@ -79,7 +79,7 @@ class Cores:
                 chosen[name] = one
 
         # On a full disk the node would forget by its next start what it runs.
-        await self._in_pool(self._record.save)
+        await self._in_pool(self._record.check)
         step.say("bringing it in beside what runs")
         took = await self._trial.bring_in(name, lambda: choose(path), lambda: choose(before))
         # Not what was chosen before: the operator's own setting may have gone before that.

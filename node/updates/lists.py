@@ -88,7 +88,7 @@ class Lists:
         def choose(one: Path | None) -> None:
             self._choices.lists = one
 
-        await self._in_pool(self._record.save)
+        await self._in_pool(self._record.check)
         step.say("having the core try them")
         try:
             took = await self._trial.bring_in(driver.name, lambda: choose(path), lambda: choose(before), due)

@@ -57,6 +57,11 @@ class Program:
         step.jobs.resting = True
         try:
             reason = await self._become()
+        except CancelledError as ended:
+            # It is not known to be one that can be become: the node's next start is not the time to find out.
+            if version:
+                await self._restore(step, ended)
+            raise
         finally:
             step.jobs.resting = False
         if version:

@@ -147,6 +147,26 @@ def test_a_wrong_one_changes_nothing(
     assert rest.info().version == BEFORE
 
 
+def test_a_node_that_is_stopped_meanwhile_starts_again(
+    rest: Controller, node: NodeProcess, place: Environment, mirror: Mirror, home: Place
+) -> None:
+    """While pip replaces files: what is on disk then is what was there before, and whole."""
+    digest = offered(mirror, wheel(NEXT))
+    run(rest, [home], [member(ANNA, home)])
+    asked = ask(rest, NEXT, digest)
+
+    def job() -> pb.Job:
+        return rest.call("GetJob", pb.Jobs, pb.JobRequest(id=asked.id)).jobs[0]
+
+    until(lambda: job().text == "installing it", 30, "it is being installed")
+    node.stop()
+    assert place.installed == BEFORE
+    node.start()
+    until(lambda: rest.info().running, 15, "it is resumed")
+    assert rest.info().version == BEFORE
+    assert job().state == "failed" and "ended meanwhile" in job().text
+
+
 def test_a_node_of_a_clone_is_not_installed_over(tmp_path: Path, mirror: Mirror) -> None:
     """What is there is somebody's work; it becomes what is there by now."""
     with RealNode(tmp_path, UPDATES="on", UPDATE_URL=mirror.url) as node, closing(RestController(node)) as controller:

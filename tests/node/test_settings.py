@@ -454,3 +454,12 @@ def test_settings_of_metrics(home: Path) -> None:
     assert "METRICS_PORT is 62051" in faults(home, METRICS_PORT="62051")[0]
     for prefix in ("9x", "a-b", "txnode", "x" * 33):
         assert "is no prefix" in faults(home, METRICS_NAMES=prefix)[0]
+
+
+@pytest.mark.parametrize("name", ["GEO_URL", "UPDATE_URL", "XRAY_DOWNLOAD_URL", "SING_BOX_DOWNLOAD_URL"])
+def test_an_address_has_no_password(name: str, home: Path) -> None:
+    """It would not be sent, but be in jobs that every key may read, in logs, and in the list of processes."""
+    for address in ("https://user:sesame@127.0.0.1/there", "user:sesame@127.0.0.1", "ftp://sesame/"):
+        [fault] = faults(home, **{name: address})
+        assert fault.startswith(f"{name}: ") and "sesame" not in fault
+    assert loaded(home, {name: "https://127.0.0.1:8080/@there"})

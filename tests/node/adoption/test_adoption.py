@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
+import errno
 import signal
 import subprocess
 import sys
@@ -40,6 +39,19 @@ def test_after_a_reboot_numbers_are_those_of_others(tmp_path: Path) -> None:
     assert adoption(tmp_path).begin() is None
 
 
+def test_a_full_disk_is_no_reason_not_to_come_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The core is gone on with, and no guard takes this node for the dead one."""
+    noted(tmp_path, Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    (tmp_path / guard.NODE).write_text("1 1")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("node.adoption.adoption.write_secret", full)
+    assert adoption(tmp_path).begin() is not None
+    assert guard.node(str(tmp_path)) is None
+
+
 def test_what_was_half_written_goes(tmp_path: Path) -> None:
     """By a node that was killed meanwhile: there are secrets in it, and it would be more with each."""
     for name in (".core.x7_ab", ".drains-12.x", ".node.y"):
@@ -71,27 +83,30 @@ def begin(directory: Path) -> None:
     subprocess.run(words, check=True, timeout=10, env={})
 
 
-def is_locked(directory: Path) -> bool:
-    lock = os.open(directory / guard.LOCK, os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False
+@pytest.mark.parametrize("cores", [[], [1]])
+def test_a_node_that_comes_while_a_guard_looks(
+    cores: list[int], guarded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guard of that node finds the lock taken and leaves: this one has to stay, and ends no core."""
+    (guarded / guard.NODE).write_text("1 1")
+    ended: list[list[int]] = []
 
+    def marked(_: bytes) -> list[int]:
+        adoption(guarded).begin()
+        return cores
 
-def test_a_guard_that_is_about_to_end_is_followed(guarded: Path) -> None:
-    """It has seen that nobody needs it, just before this node came: else there would be none."""
-    lock = os.open(guarded / guard.LOCK, os.O_RDWR | os.O_CREAT)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    begin(guarded)
-    [found] = guards(guarded)
-    until(lambda: any(each.path.endswith(guard.LOCK) for each in found.open_files()), 10, "it wants the lock")
-    os.close(lock)
-    until(lambda: is_locked(guarded), 10, "it guards")
-    assert guards(guarded) == [found]
+    looks: list[float] = []
+
+    def look(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) > 1:
+            (guarded / guard.NODE).unlink()
+
+    monkeypatch.setattr(guard, "marked", marked)
+    monkeypatch.setattr(guard, "end", ended.append)
+    monkeypatch.setattr("time.sleep", look)
+    guard.watch(str(guarded), b"mark", 0.0)
+    assert looks == [guard.LOOK] * 2 and not ended
 
 
 def test_there_is_one_guard(guarded: Path) -> None:

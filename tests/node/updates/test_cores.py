@@ -38,7 +38,7 @@ class Host:
         self.record = Record(directory / "chosen")
         self.record.load()
         self.choices = self.record.choices({"xray": configured, chosen.LISTS: configured})
-        self.taken = 0
+        self.taken, self.refuses = 0, False
 
     async def bring(self, step: Step, *words: str) -> Path:
         kind, version = words[0], words[2]
@@ -50,6 +50,8 @@ class Host:
         return place
 
     async def bring_in(self, core: str, use: Callable[[], None], back: Callable[[], None], *_: object) -> bool:
+        if self.refuses:
+            raise Refused("it is not taken")
         self.taken += 1
         use()
         return True
@@ -146,4 +148,8 @@ def test_what_cannot_be_read_is_not_cleared(tmp_path: Path) -> None:
     assert not again.choices.executables
     again.cores().clear()
     again.lists().clear()
+    again.refuses = True
+    with pytest.raises(Refused, match="not taken"):
+        again.update("2.0.0")
+    assert "of a later version" in (tmp_path / "chosen").read_text()
     assert (tmp_path / "cores" / "xray-1.0.0-x" / "xray").exists() and (tmp_path / "geo" / "1.dat").exists()

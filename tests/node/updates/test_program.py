@@ -82,6 +82,20 @@ def test_it_is_not_broken_off_when_the_node_ends(tmp_path: Path, monkeypatch: py
     assert reasons[0].check(CancelledError)
 
 
+def test_a_node_that_ends_before_it_became_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may wait for minutes for a core that drains: what is said to have failed is not what starts next."""
+    disk = Disk(tmp_path, monkeypatch)
+    waiting: Deferred[str] = Deferred()
+    monkeypatch.setattr(disk.program, "_become", lambda: waiting)
+    update, reasons = disk.update(), list[Any]()
+    update.addErrback(reasons.append)
+    disk.pip[0].callback(b"")
+    update.cancel()
+    assert disk.ran == ["next.whl", "before.whl"] and not reasons
+    disk.pip[1].callback(b"")
+    assert reasons[0].check(CancelledError)
+
+
 def test_pip_is_the_environments_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python looks for a module in the directory that it is called in first, and that may be anybody's."""
     disk = Disk(tmp_path, monkeypatch)
