@@ -85,7 +85,11 @@ _BACKEND = (
         "off",
     ),
     Setting("UPDATE_URL", "where wheels of the node are: what stands before /txnode-VERSION-py3-none-any.whl"),
-    Setting("UPDATE_PROXY", "the proxy by which updates are fetched, as http://HOST:PORT (default: the environment's)"),
+    Setting(
+        "UPDATE_PROXY",
+        "the proxy by which updates are fetched, as http://HOST:PORT (default: the environment's)",
+        secret=True,
+    ),
     Setting("GEO_UPDATES", "off: nobody replaces the geo files of this node over the interface", "on"),
     Setting("GEO_UPDATE", "never, daily, weekly or monthly: how often the node itself looks for newer ones", "never"),
     Setting("GEO_URL", "where geo files are, each with its digest beside it as NAME.sha256sum", LISTS_URL),

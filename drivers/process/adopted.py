@@ -5,9 +5,11 @@ Its outputs are opened where the kernel shows them; what it has said meanwhile w
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
+import stat
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
@@ -78,7 +80,11 @@ def _outputs(pid: int) -> list[Output]:
     outputs: list[Output] = []
     try:
         for number in OUTPUTS:
-            pipe = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            there = f"/proc/{pid}/fd/{number}"
+            if not stat.S_ISFIFO(os.stat(there).st_mode):  # noqa: PTH116 - as it is opened below
+                # A core that was broken into may have put anything there.
+                raise OSError(errno.EINVAL, "it is no pipe")
+            pipe = os.open(there, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             outputs.append(Output(number=number, descriptor=pipe))
     except OSError:
         for output in outputs:

@@ -6,10 +6,12 @@ counts what it drops at each (SO_MEMINFO).
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 from drivers.sockets.reuseport import Instruction, attach, by_source, pick, way
 
@@ -44,15 +46,20 @@ class Unheard:
 
     def goes_to(self, one: socket.socket, index: int, others: int) -> bool:
         """Whether this socket has this index; what others send goes to `others` meanwhile, and later."""
-        before = _dropped(one)
+        if self._drops(one, self._probe.getsockname()) >= _MANY:
+            raise OSError(errno.EBUSY, "it drops so many datagrams that it cannot be seen which")
         try:
             attach(one, by_source(self._port, index, others))
-            for _ in range(_MANY):
-                self._probe.sendto(b"", self._target)
-            # On the loopback it has arrived by now.
-            return _dropped(one) - before >= _MANY
+            return self._drops(one, self._target) >= _MANY
         finally:
             pick(one, others)
+
+    def _drops(self, one: socket.socket, target: tuple[Any, ...]) -> int:
+        """How many it drops while we send some there. On the loopback they have arrived at once."""
+        before = _dropped(one)
+        for _ in range(_MANY):
+            self._probe.sendto(b"", target)
+        return _dropped(one) - before
 
     @property
     def _port(self) -> int:

@@ -395,10 +395,10 @@ def test_the_key_is_shown_nowhere(home: Path) -> None:
     assert not [fault for fault in faults(home, API_KEY=secret[:10], DEBUG="x") if secret[:10] in fault]
 
 
-def test_the_key_is_no_option() -> None:
-    """Options stand in everybody's list of processes: every setting but the key is one."""
+def test_a_secret_is_no_option() -> None:
+    """Options stand in everybody's list of processes: every setting but the key and a proxy's password is one."""
     names = {str(row[0]) for row in Options.optParameters}
-    assert names == {setting.option for setting in SETTINGS} - {"api-key"}
+    assert names == {setting.option for setting in SETTINGS} - {"api-key", "update-proxy"}
     assert not [name for name in names if name.replace("-", "") == "apikey"]
 
 

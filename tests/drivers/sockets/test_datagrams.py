@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from drivers.sockets import datagrams
+from drivers.sockets import datagrams, unheard
 from drivers.sockets.datagrams import Datagrams
 from drivers.sockets.group import Unsteerable
 from tests.harness import handed_on
@@ -82,6 +83,17 @@ def test_the_node_is_killed(port: Port) -> None:
         assert port.met() == {"bcd"[[b, c, d].index(led)]}
     port.join("e")
     assert port.met() == {"d"}
+
+
+def test_the_node_is_killed_under_a_flood(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a socket drops so many that ours cannot be told apart, nothing is believed."""
+    numbers = itertools.count(0, 100)
+    monkeypatch.setattr(unheard, "_dropped", lambda one: next(numbers))
+    a, b = port.join("a"), port.join("b")
+    handed_on.killed(port.steering)
+    steering = port.steering = Datagrams()
+    with pytest.raises(Unsteerable, match="drops so many"):
+        steering.regain({one.pid: port.ports for one in (a, b)}, b.pid)
 
 
 def test_before_an_end(port: Port) -> None:
