@@ -80,12 +80,13 @@ DESCRIPTORS = 65_536
 
 
 class Options(UsageOptions):
-    """Every setting but the key; each can stand in the environment or in `.env` as well."""
+    """Every setting but the secret ones; each can stand in the environment or in `.env` as well."""
 
     synopsis = "[options]"
     longdesc = (
         "Runs a proxy core for many users, driven over REST and gRPC. Settings come from .env in the working "
-        "directory, the environment and these options, in rising order. The key is set as API_KEY or API_KEY_FILE."
+        "directory, the environment and these options, in rising order. The key is set as API_KEY or API_KEY_FILE, a "
+        "proxy for updates, which may have a password in it, as UPDATE_PROXY; neither is an option."
     )
     optParameters = [  # noqa: N815, RUF012 - Twisted's form
         [setting.option, None, None, f"{setting.text} [{setting.name}={setting.default}]"]

@@ -315,7 +315,7 @@ def test_defaults_in_the_state(place: Place) -> None:
 
 
 def test_help(place: Place) -> None:
-    """`twistd node --help` tells every setting but the key, which is no option at all."""
+    """`twistd node --help` tells every setting; those that are secret are no options."""
     done = subprocess.run(
         [str(TWISTD), "node", "--help"],
         env={"PATH": os.defpath, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
