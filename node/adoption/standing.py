@@ -37,7 +37,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 class Counts(Protocol):
     """What was counted: see `node.traffic.polling`."""
 
-    def last(self, runs: Mapping[Generation, str]) -> None: ...
+    async def last(self, runs: Mapping[Generation, str]) -> None: ...
 
     def last_only(self) -> None: ...
 
@@ -105,8 +105,8 @@ class Handles:
         await self._writing.acquire()
         try:
             files = dict(_files(self._backend.runner.standing))
-            # Before the files: what they say is counted has to be.
-            self._backend.traffic.last({noted.run: noted.mark for noted in files.values()})
+            # Before the files: what they say is counted has to be on disk.
+            await self._backend.traffic.last({noted.run: noted.mark for noted in files.values()})
             await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), self._write, files)
             self._backend.traffic.last_only()
         except OSError as error:

@@ -148,8 +148,11 @@ class Traffic:
         self._note(self._ledger.changes())
         self._store.totals(self._ledger.totals.changes())
 
-    def last(self, runs: Mapping[Generation, str]) -> None:
-        """What is noted of these runs' counters from now on is noted with their marks: another node may need it."""
+    async def last(self, runs: Mapping[Generation, str]) -> None:
+        """What is noted of these runs' counters from now on is noted with their marks: another node may need it.
+
+        Returns when what is known of them now is on disk, or the disk has failed.
+        """
         new = {run: mark for run, mark in runs.items() if run not in self._lasting}
         self._lasting = dict(runs)
         if new:
@@ -157,6 +160,7 @@ class Traffic:
             self.save()
         for run, mark in new.items():
             self._store.booked(mark, self._ledger.known(run))
+        await self._store.flush()
 
     def last_only(self) -> None:
         """Nobody goes on with any other run."""
